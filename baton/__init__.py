@@ -1,0 +1,1 @@
+"""What a user imports and types: clients, sampling parameters, errors, and the command line."""

@@ -1,0 +1,1 @@
+"""The leaf package that every side needs: text, hashing, config, security, metrics, logs."""

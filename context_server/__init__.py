@@ -1,0 +1,1 @@
+"""The context server: prefills a prompt and hands its KV cache over."""

@@ -1,0 +1,1 @@
+"""The executor: turns an engine in another process into a service."""

@@ -1,0 +1,1 @@
+"""The engine: which requests run this step, where their KV lies, what the model says."""

@@ -1,0 +1,134 @@
+"""The Engine seam: what the executor's worker drives, and what it gets back.
+
+The worker owns the loop: it drains its inbox into `submit`, `abort`, `release`
+and `renew`, calls `step` while `has_work`, and otherwise sleeps until a message
+or the engine's own wake-up (an arrived KV transfer, a lease's end) comes.
+
+Contract (tests/contract runs it for every implementation):
+
+- Every submitted `request_id` ends by exactly one `EngineOutput` with `finish`
+  or `error` set, also after `abort` (error RequestCancelledError).
+- `submit` raises RequestError for a request it cannot ever serve and then
+  produces no output for it.
+- `step` never blocks for a peer; it raises only when the engine is dead.
+- After the last request ended and the last lease is over, `audit()` is back at
+  the state before the first, but for cached blocks.
+- Deadlines are durations; the engine ends an expired request by itself with
+  DeadlineExceededError.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from protos.errors import ErrorData
+from protos.messages import (
+    ContextPhaseParams,
+    DisaggRequestId,
+    FinishReason,
+    KvLayout,
+    KvStats,
+    Load,
+    ModelInfo,
+    RequestType,
+    SamplingParams,
+    StageTimes,
+    Usage,
+)
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to run.
+
+    `prompt_token_ids` are int32 little-endian bytes. `sampling.max_tokens` and
+    `sampling.seed` are always set here. A generation_only request carries the
+    verified `context_phase_params`; its first tokens count as already streamed:
+    outputs start at `token_index == len(first_token_ids)`.
+    """
+
+    request_id: int
+    request_type: RequestType
+    prompt_token_ids: bytes
+    sampling: SamplingParams
+    deadline_s: float
+    disagg_request_id: DisaggRequestId | None = None
+    context_phase_params: ContextPhaseParams | None = None
+    cache_salt: str = ""
+
+
+class EngineFinish(msgspec.Struct, frozen=True, kw_only=True):
+    reason: FinishReason
+    stop_token_id: int | None = None
+    usage: Usage
+    kv: KvStats = KvStats()
+    timing: StageTimes = StageTimes()
+    context_phase_params: ContextPhaseParams | None = None
+    """Set when `reason` is CONTEXT: the lease is already in place."""
+
+
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step said about one request. The last one has `finish` or `error`."""
+
+    request_id: int
+    token_index: int = 0
+    token_ids: tuple[int, ...] = ()
+    finish: EngineFinish | None = None
+    error: ErrorData | None = None
+
+
+class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Known once the model is loaded; what GetServerInfo and GetModelInfo tell."""
+
+    incarnation: int
+    model_info: ModelInfo
+    layout: KvLayout
+    transport: str
+    rank_addresses: tuple[bytes, ...]
+    wires: str
+    num_blocks: int
+
+
+class EngineAudit(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks by state (free, reserved, live, cached), by kind of holder, and one by one."""
+
+    blocks_by_state: dict[str, int]
+    blocks_by_owner: dict[str, int]
+    holders: dict[int, tuple[str, ...]]
+    sequences_by_state: dict[str, int]
+    counters: dict[str, int]
+
+
+class Engine(Protocol):
+    """See the module's docstring for the contract."""
+
+    @property
+    def identity(self) -> EngineIdentity: ...
+
+    def submit(self, request: EngineRequest) -> None: ...
+
+    def abort(self, request_id: int) -> None:
+        """Free all it holds at the next step. Unknown and finished ids are ignored."""
+
+    def release(self, disagg_request_id: DisaggRequestId, pull_token: bytes) -> bool:
+        """End a lease (or leave a tombstone that refuses its pull). True where one was live."""
+
+    def renew(self, disagg_request_id: DisaggRequestId, pull_token: bytes) -> bool:
+        """Start a lease's duration anew. True where one was live."""
+
+    def has_work(self) -> bool:
+        """True when `step` would do something now."""
+
+    def next_deadline_s(self) -> float | None:
+        """Seconds until `step` must be called even without news; None: never."""
+
+    def step(self) -> list[EngineOutput]: ...
+
+    def load(self) -> Load: ...
+
+    def audit(self) -> EngineAudit:
+        """A consistent picture; raises AssertionError where a holder is not accounted for."""
+
+    def close(self) -> None:
+        """Bounded and idempotent; open requests end without an output."""

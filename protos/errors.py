@@ -1,0 +1,171 @@
+"""Every error that Baton raises on purpose, split by whose fault it is.
+
+    BatonError
+    ├── ConfigError              a file, flag or environment that cannot work (start-up)
+    ├── RequestError             ends one request, nobody else's
+    │   ├── InvalidRequestError      caller   INVALID_ARGUMENT     names field, value, limit
+    │   ├── ModelNotFoundError       caller   NOT_FOUND
+    │   ├── DuplicateRequestError    caller   ALREADY_EXISTS
+    │   ├── AccessDeniedError        caller   PERMISSION_DENIED    a missing or wrong control key
+    │   ├── RequestCancelledError    caller   CANCELLED
+    │   ├── DeadlineExceededError    us       DEADLINE_EXCEEDED
+    │   ├── OverloadedError          us       RESOURCE_EXHAUSTED   safe to retry
+    │   ├── KvTransferError          peer     UNAVAILABLE          safe to retry
+    │   └── RequestFailedError       us       INTERNAL
+    ├── ServerUnavailableError   peer     UNAVAILABLE          safe to retry
+    │   └── EngineDeadError          us       UNAVAILABLE          sticky: the engine is gone
+    └── InternalError            us       INTERNAL
+
+A foreign exception is translated once, at the seam where it is caught. Errors
+cross processes as plain data (`to_data`, `from_data`), never pickled.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+import msgspec
+
+
+class Fault(enum.StrEnum):
+    """Who has to change something for the next try to succeed."""
+
+    CALLER = "caller"
+    PEER = "peer"
+    US = "us"
+
+
+class ErrorData(msgspec.Struct, frozen=True, kw_only=True):
+    """A BatonError as it crosses a queue or a wire."""
+
+    kind: str
+    message: str
+    field: str = ""
+    value: str = ""
+    limit: str = ""
+
+
+class BatonError(Exception):
+    """Base of the tree. `status` is the gRPC status code's name.
+
+    `field`, `value` and `limit` name what was wrong, where that can be said;
+    they travel in the error details.
+    """
+
+    status: ClassVar[str] = "INTERNAL"
+    fault: ClassVar[Fault] = Fault.US
+    is_retryable: ClassVar[bool] = False
+
+    def __init__(
+        self, message: str, *, field: str = "", value: object = "", limit: object = ""
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.value = shorten(value)
+        self.limit = str(limit)
+
+    def to_data(self) -> ErrorData:
+        return ErrorData(
+            kind=type(self).__name__,
+            message=self.message,
+            field=self.field,
+            value=self.value,
+            limit=self.limit,
+        )
+
+
+class ConfigError(BatonError):
+    """A configuration that cannot work; the message says what to change."""
+
+    status = "FAILED_PRECONDITION"
+    fault = Fault.CALLER
+
+
+class RequestError(BatonError):
+    """Ends one request and leaves every other one alone."""
+
+
+class InvalidRequestError(RequestError):
+    status = "INVALID_ARGUMENT"
+    fault = Fault.CALLER
+
+
+class ModelNotFoundError(RequestError):
+    status = "NOT_FOUND"
+    fault = Fault.CALLER
+
+
+class DuplicateRequestError(RequestError):
+    status = "ALREADY_EXISTS"
+    fault = Fault.CALLER
+
+
+class AccessDeniedError(RequestError):
+    status = "PERMISSION_DENIED"
+    fault = Fault.CALLER
+
+
+class RequestCancelledError(RequestError):
+    status = "CANCELLED"
+    fault = Fault.CALLER
+
+
+class DeadlineExceededError(RequestError):
+    status = "DEADLINE_EXCEEDED"
+
+
+class OverloadedError(RequestError):
+    status = "RESOURCE_EXHAUSTED"
+    is_retryable = True
+
+
+class KvTransferError(RequestError):
+    """The KV cache could not be brought over; the prompt may be tried again."""
+
+    status = "UNAVAILABLE"
+    fault = Fault.PEER
+    is_retryable = True
+
+
+class RequestFailedError(RequestError):
+    """This request made the engine fail, and only this one."""
+
+
+class ServerUnavailableError(BatonError):
+    status = "UNAVAILABLE"
+    fault = Fault.PEER
+    is_retryable = True
+
+
+class EngineDeadError(ServerUnavailableError):
+    """The engine is gone. The message tells the first cause; it stays so for ever."""
+
+    fault = Fault.US
+
+
+class InternalError(BatonError):
+    """A defect of ours, told in full in the log and in short to the caller."""
+
+
+def _tree(root: type[BatonError]) -> dict[str, type[BatonError]]:
+    kinds = {root.__name__: root}
+    for child in root.__subclasses__():
+        kinds |= _tree(child)
+    return kinds
+
+
+KINDS = _tree(BatonError)
+
+
+def from_data(data: ErrorData) -> BatonError:
+    """The error again. A kind that this version does not know becomes InternalError."""
+    kind = KINDS.get(data.kind, InternalError)
+    return kind(data.message, field=data.field, value=data.value, limit=data.limit)
+
+
+def shorten(value: object, length_max: int = 80) -> str:
+    """A value as an error message may show it."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= length_max else text[: length_max - 1] + "…"

@@ -1,0 +1,1 @@
+"""What both kinds of server share: the gRPC shell around an executor."""
