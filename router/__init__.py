@@ -1,1 +1,1 @@
-"""The router: sends a request to a context server, then to a generation server, and streams the answer."""
+"""The router: a request goes to a context server, then to a generation server, as one stream."""
