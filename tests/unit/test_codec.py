@@ -161,7 +161,7 @@ def test_context_phase_params_survive_the_wire() -> None:
     assert codec.decode_params(codec.encode_params(PARAMS)) == PARAMS
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xff\xff\xff", codec.encode_params(PARAMS)[:-3]])
+@pytest.mark.parametrize("payload", [b"", b"\xff\xff\xff", codec.encode_params(PARAMS)[:-1]])
 def test_damaged_params_are_refused(payload: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="context_phase_params"):
         codec.decode_params(payload)
