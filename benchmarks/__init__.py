@@ -1,0 +1,1 @@
+"""Figures, by one command: `scripts/bench AREA [--quick] [--json FILE]`."""
