@@ -1,0 +1,117 @@
+"""What every gRPC server of ours does alike: addresses, binding, errors, health, reflection.
+
+The router and both roles' servers stand on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from common.security import CONTROL_METADATA_KEY, ClusterSecret
+from protos.errors import BatonError, ConfigError
+from protos.status import STATUS_DETAILS_KEY, grpc_code, status_details
+
+MESSAGE_BYTES_MAX = 16 << 20
+SERVICES = ("baton.v1.Inference", "baton.v1.Control")
+LIVENESS = "liveness"
+READINESS = "readiness"
+
+_SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # two servers on one port must fail, not share it
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+def split_address(listen: str, field: str = "listen") -> tuple[str, int]:
+    """HOST:PORT apart. Raises ConfigError."""
+    host, _, port = listen.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ConfigError(
+            f"{field} is {listen!r}; it must be HOST:PORT with a port from 0 to 65535, "
+            "such as 127.0.0.1:8101",
+            field=field,
+            value=listen,
+            limit="HOST:PORT",
+        )
+    return host, int(port)
+
+
+def new_server() -> grpc.aio.Server:
+    return grpc.aio.server(options=_SERVER_OPTIONS)
+
+
+def bind(server: grpc.aio.Server, listen: str, field: str = "listen") -> str:
+    """Take the port; returns HOST:PORT with the real port. Raises ConfigError."""
+    host, _ = split_address(listen, field)
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise ConfigError(
+            f"cannot listen on {listen}: the port is in use or the host is not ours; stop what "
+            f"uses it (ss -ltnp shows it), or set {field} to another one (port 0 picks a free one)",
+            field=field,
+            value=listen,
+        )
+    return f"{host}:{port}"
+
+
+async def fail(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:
+    """End a call by our error, with its details in the trailer."""
+    context.set_trailing_metadata(((STATUS_DETAILS_KEY, status_details(error)),))
+    await context.abort(grpc_code(error), error.message)
+    raise AssertionError("abort always raises")
+
+
+def metadata_value(context: grpc.aio.ServicerContext[Any, Any], key: str) -> str:
+    """A call's metadata under a key, "" where absent."""
+    for name, value in context.invocation_metadata() or ():
+        if name == key:
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return ""
+
+
+def check_control(context: grpc.aio.ServicerContext[Any, Any], secret: ClusterSecret) -> None:
+    """Raises AccessDeniedError where the call bears no valid control token."""
+    secret.verify_control(metadata_value(context, CONTROL_METADATA_KEY))
+
+
+class Health:
+    """grpc.health.v1 with liveness and readiness apart.
+
+    "liveness" says whether a restart would help; "readiness", "" and the two
+    services say whether requests are taken. All start as not serving, but for
+    liveness.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._servicer = health.aio.HealthServicer()
+        self._status: dict[str, int] = {}
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def set_ready(self, is_ready: bool) -> None:
+        for service in ("", READINESS, *SERVICES):
+            await self._set(service, is_ready)
+
+    async def set_live(self, is_live: bool) -> None:
+        await self._set(LIVENESS, is_live)
+
+    async def _set(self, service: str, is_good: bool) -> None:
+        response = health_pb2.HealthCheckResponse
+        status = response.SERVING if is_good else response.NOT_SERVING
+        if self._status.get(service) != status:
+            self._status[service] = status
+            await self._servicer.set(service, status)
+
+
+def enable_reflection(server: grpc.aio.Server) -> None:
+    names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
