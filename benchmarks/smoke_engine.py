@@ -52,7 +52,7 @@ class _EngineBench:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.random = random.Random(7)  # noqa: S311  (prompts, not secrets)
+        self.random = random.Random(7)
         self.next_request_id = 1
 
     def prefill_tokens_per_s(self) -> float:

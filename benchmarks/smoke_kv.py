@@ -66,7 +66,7 @@ class _Side:
 
 
 def _blocks(seed: int) -> tuple[int, ...]:
-    return tuple(random.Random(seed).sample(range(POOL_BLOCKS), NUM_BLOCKS))  # noqa: S311
+    return tuple(random.Random(seed).sample(range(POOL_BLOCKS), NUM_BLOCKS))
 
 
 def _source(pipe: Connection, tls: str, repetitions: int) -> None:
