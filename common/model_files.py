@@ -1,0 +1,123 @@
+"""What a model's files say: a Hugging Face folder's JSON, a GGUF file's metadata.
+
+Both the tokenizer (common) and the model's configuration (executor) read them
+here, so that they agree, above all on which tokens end an answer. `gguf` is
+imported only when a GGUF file is read. Every failure is a ConfigError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from protos.errors import ConfigError
+
+GGUF_END_KEYS = (
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id",
+    "tokenizer.ggml.eom_token_id",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class GgufHeader:
+    """A GGUF file's metadata and the names of its tensors."""
+
+    metadata: Mapping[str, Any]
+    tensor_names: tuple[str, ...]
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf"
+
+
+def require_model_path(path: Path) -> None:
+    """Raises ConfigError unless `path` is a folder with a config.json or a GGUF file."""
+    if is_gguf(path) and path.is_file():
+        return
+    if path.is_dir() and (path / "config.json").is_file():
+        return
+    raise ConfigError(
+        f"model {str(path)!r} is neither a folder with a config.json nor a .gguf file",
+        field="model",
+        value=str(path),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. A missing file reads as empty."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", field="model", value=str(path)) from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds no JSON object", field="model", value=str(path))
+    return data
+
+
+def open_gguf(path: Path) -> Any:
+    """A `gguf.GGUFReader` over the file; it maps the tensors and copies nothing."""
+    import gguf
+
+    try:
+        return gguf.GGUFReader(str(path))
+    except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
+        raise ConfigError(
+            f"cannot read {path} as GGUF: {error}", field="model", value=str(path)
+        ) from error
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    reader = open_gguf(path)
+    metadata = {key: field.contents() for key, field in reader.fields.items()}
+    return GgufHeader(metadata, tuple(str(tensor.name) for tensor in reader.tensors))
+
+
+def gguf_eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    return _distinct([metadata.get(key) for key in GGUF_END_KEYS])
+
+
+def folder_eos_token_ids(folder: Path) -> tuple[int, ...]:
+    """All ids that end an answer, generation_config.json's first.
+
+    Chat models often have several, spread over generation_config.json,
+    config.json and the tokenizer's own `eos_token`.
+    """
+    named = [
+        read_json(folder / name).get("eos_token_id")
+        for name in ("generation_config.json", "config.json")
+    ]
+    return _distinct([*named, _tokenizer_eos_id(folder)])
+
+
+def token_text(token: Any) -> str | None:
+    """A token as tokenizer_config.json writes it: a string, or an object with `content`."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _tokenizer_eos_id(folder: Path) -> int | None:
+    eos = token_text(read_json(folder / "tokenizer_config.json").get("eos_token"))
+    if eos is None:
+        return None
+    for added in read_json(folder / "tokenizer.json").get("added_tokens") or ():
+        if added.get("content") == eos:
+            return int(added["id"])
+    return None
+
+
+def _distinct(values: list[Any]) -> tuple[int, ...]:
+    """The ids in order of first mention; a value may be an id, a list of ids or None."""
+    ids: dict[int, None] = {}
+    for value in values:
+        for token_id in value if isinstance(value, list | tuple) else [value]:
+            if token_id is not None:
+                ids[int(token_id)] = None
+    return tuple(ids)

@@ -1,0 +1,1 @@
+"""Models: configuration, layers and decoders."""
