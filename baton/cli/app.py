@@ -1,0 +1,47 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import click
+
+import baton
+from baton.cli.ask import chat, generate
+from baton.cli.doctor import doctor
+from baton.cli.group import BatonGroup
+from baton.cli.model import model
+from baton.cli.servers import context, generation, router
+from baton.cli.status import status
+from baton.cli.up import up
+
+
+@click.group(cls=BatonGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(baton.__version__, prog_name="baton")
+def app() -> None:
+    """Serve a language model with prefill and decode on different servers.
+
+    \b
+    A first try, with the demo model:
+      baton up                          # in one terminal; Ctrl-C stops it
+      baton generate "Once upon a time" # in another one
+      baton status
+
+    Every command explains itself: baton COMMAND --help.
+    """
+
+
+for command in (
+    up,
+    router,
+    context,
+    generation,
+    generate,
+    chat,
+    status,
+    doctor,
+    model,
+):
+    app.add_command(command)
+
+
+def main() -> None:
+    app(prog_name="baton")

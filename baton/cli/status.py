@@ -1,0 +1,107 @@
+"""`baton status`: who is up, and who holds which blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from baton.cli.server_option import find_secret, find_server, server_options
+
+if TYPE_CHECKING:
+    from protos.messages import LedgerAudit, ServerInfo
+
+
+@click.command(short_help="Show servers, blocks and open requests.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--secret-file",
+    type=click.Path(path_type=Path),
+    help="The cluster's secret.  [default: that of --runtime-dir]",
+)
+@server_options
+def status(server: str | None, runtime_dir: Path, secret_file: Path | None, as_json: bool) -> None:
+    """Show the router and its servers: state, blocks by state and by holder, open requests.
+
+    The operator's calls need the cluster's secret.
+
+    \b
+    Examples:
+      baton status
+      baton status --json | jq '.servers[].blocks_by_state'
+      baton status --server 10.0.0.5:8000 --secret-file /etc/baton/secret
+    """
+    from baton.client import Client
+    from common.security import load_secret
+
+    secret = load_secret(find_secret(secret_file, runtime_dir))
+    address = find_server(server, runtime_dir)
+    with Client(address, control_token=secret.control_token()) as client:
+        picture = make_picture(client.info(), client.ledger(), address)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(picture)).decode())
+    else:
+        _print_tables(picture)
+
+
+def make_picture(info: ServerInfo, audit: LedgerAudit, address: str) -> dict[str, Any]:
+    """What `--json` prints. Asked of a single server, there is no router in it."""
+    if info.role != "router":
+        return {"router": None, "servers": [_entry(info, audit, address, "")]}
+    ledgers = {item.name: item for item in audit.servers}
+    servers = []
+    for server in info.servers:
+        found = ledgers.get(server.name)
+        error = found.error if found else "the router has no ledger of it"
+        servers.append(_entry(server, found.ledger if found else None, server.address, error))
+    return {"router": _entry(info, audit, address, ""), "servers": servers}
+
+
+def _entry(info: ServerInfo, audit: LedgerAudit | None, address: str, error: str) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "role": info.role,
+        "state": info.state,
+        "detail": info.detail or error,
+        "address": info.address or address,
+        "incarnation": f"{info.incarnation:016x}",
+        "version": info.version,
+        "model": info.model,
+        "uptime_s": info.uptime_s,
+        "ledger_entries": audit.entries_by_state if audit else None,
+        "blocks_by_state": audit.blocks_by_state if audit else None,
+        "blocks_by_owner": audit.blocks_by_owner if audit else None,
+        "counters": audit.counters if audit else None,
+    }
+
+
+def _print_tables(picture: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "role", "state", "address", "open", "blocks", "held by", box=None)
+    rows = [picture["router"]] if picture["router"] else []
+    for row in [*rows, *picture["servers"]]:
+        table.add_row(
+            row["name"],
+            row["role"],
+            row["state"],
+            row["address"],
+            _counts(row["ledger_entries"]),
+            _counts(row["blocks_by_state"]),
+            _counts(row["blocks_by_owner"]),
+        )
+    console = Console()
+    console.print(table)
+    for row in picture["servers"]:
+        if row["detail"]:
+            console.print(f"{row['name']}: {row['detail']}", markup=False)
+
+
+def _counts(counts: dict[str, int] | None) -> str:
+    if counts is None:
+        return "?"
+    return " ".join(f"{name}:{count}" for name, count in counts.items() if count) or "-"

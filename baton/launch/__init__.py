@@ -1,0 +1,1 @@
+"""The local launcher: a router, context servers and generation servers on this machine."""

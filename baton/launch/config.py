@@ -1,0 +1,111 @@
+"""The cluster's YAML: what `baton up --config FILE` reads. configs/local.yaml shows all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from common.config import ConfigStruct, parse_config
+
+DEMO_MODEL = "demo"
+DEFAULT_RUNTIME_DIR = ".baton"
+DEFAULT_ROUTER_ADDRESS = "127.0.0.1:8000"
+
+
+class RouterSection(ConfigStruct, frozen=True, kw_only=True):
+    """What is None is left to the router's own default."""
+
+    listen: str = DEFAULT_ROUTER_ADDRESS
+    metrics_listen: str = ""
+    """HOST:PORT of /metrics; empty: off."""
+    context_policy: str | None = None
+    generation_policy: str | None = None
+    disaggregation: Literal["always", "never"] | None = None
+    default_deadline_s: float | None = None
+    max_in_flight: int | None = None
+
+
+class PoolSection(ConfigStruct, frozen=True, kw_only=True):
+    """All servers of one role."""
+
+    count: int = 1
+    host: str = "127.0.0.1"
+    first_port: int = 0
+    """The servers take ports from here on; 0: any that are free."""
+    first_metrics_port: int = 0
+    """As `first_port`, for /metrics; 0: off."""
+    engine: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Laid over the cluster's `engine`, for this role alone."""
+
+
+class ClusterConfig(ConfigStruct, frozen=True, kw_only=True):
+    model: str = DEMO_MODEL
+    """A Hugging Face folder, a GGUF file, or "demo"."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    engine: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Any key of a server's `engine` section, for both roles."""
+    router: RouterSection = RouterSection()
+    context: PoolSection = PoolSection()
+    generation: PoolSection = PoolSection()
+    runtime_dir: str = DEFAULT_RUNTIME_DIR
+    """Logs, the servers' configurations and the running cluster's state."""
+    secret_file: str = ""
+    """Empty: `secret` in `runtime_dir`. Made where it is missing."""
+    start_timeout_s: float = 300.0
+    stop_timeout_s: float = 10.0
+    """After SIGTERM; what runs still is killed then."""
+    shutdown_grace_s: float = 5.0
+    """How long a stopping server lets its open requests run."""
+
+
+class Flags(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line of `baton up` says over the file; None says nothing."""
+
+    model: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    num_context: int | None = None
+    num_generation: int | None = None
+    port: int | None = None
+    ucx_tls: str | None = None
+    runtime_dir: str | None = None
+
+
+def with_flags(config: ClusterConfig, flags: Flags) -> ClusterConfig:
+    """The configuration with the flags laid over it. Raises ConfigError for a bad one."""
+    data: dict[str, Any] = msgspec.to_builtins(config)
+    over: dict[str, Any] = {
+        "model": flags.model,
+        "dtype": flags.dtype,
+        "device": flags.device,
+        "runtime_dir": flags.runtime_dir,
+        "context": {"count": flags.num_context},
+        "generation": {"count": flags.num_generation},
+        "engine": {"transfer": {"ucx_tls": flags.ucx_tls}},
+    }
+    if flags.port is not None:
+        host = config.router.listen.rpartition(":")[0]
+        over["router"] = {"listen": f"{host}:{flags.port}"}
+    return parse_config(merge(data, _given(over)), ClusterConfig, source="the command line")
+
+
+def _given(data: Any) -> Any:
+    """Without what is None, and without sections that then are empty."""
+    if not isinstance(data, dict):
+        return data
+    kept = {key: _given(value) for key, value in data.items() if value is not None}
+    return {key: value for key, value in kept.items() if value != {}}
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid over `base`, section by section."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merge(old, value)
+        result[key] = value
+    return result
