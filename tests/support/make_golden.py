@@ -95,10 +95,11 @@ class Reference:
         torch.set_num_threads(2)
         folder = demo_model_folder()
         self.tokenizer = load_tokenizer(folder)
-        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa"
         )
-        self.model.eval()
+        model.eval()
+        self.model = model
 
     def generate(self, prompt_ids: tuple[int, ...]) -> tuple[list[int], float]:
         """The greedy output ids and the least margin between the two best logits."""
