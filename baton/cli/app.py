@@ -14,9 +14,14 @@ from baton.cli.status import status
 from baton.cli.up import up
 
 
-@click.group(cls=BatonGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=BatonGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(baton.__version__, prog_name="baton")
-def app() -> None:
+@click.pass_context
+def app(ctx: click.Context) -> None:
     """Serve a language model with prefill and decode on different servers.
 
     \b
@@ -27,6 +32,8 @@ def app() -> None:
 
     Every command explains itself: baton COMMAND --help.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 for command in (
