@@ -20,8 +20,8 @@ class RouterConfig(ConfigStruct, frozen=True, kw_only=True):
     metrics_listen: str = ""
     """HOST:PORT for Prometheus; empty: off."""
     secret_file: str
-    model: str
-    """The model's folder or GGUF file; the router reads the tokenizer in it."""
+    model: str = ""
+    """The model's folder or GGUF file, for its tokenizer; empty: prompts as token ids only."""
     context_servers: tuple[str, ...] = ()
     generation_servers: tuple[str, ...] = ()
     context_policy: PolicyName = "least_loaded"
@@ -36,7 +36,7 @@ class RouterConfig(ConfigStruct, frozen=True, kw_only=True):
     heartbeat_timeout_s: float = 3.0
     """A server that is silent for so long counts as gone."""
     shutdown_grace_s: float = 5.0
-    log_level: str = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: LogFormat = "text"
 
 

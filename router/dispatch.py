@@ -61,7 +61,7 @@ class Dispatch:
         self.state = State.NEW
         self.num_late = 0
         self._external_id = external_id
-        self._disagg_request_id = disagg_request_id
+        self.disagg_request_id = disagg_request_id
         self._seed = seed
         self._is_first_emitted = False
         self._continuity = Continuity()
@@ -93,7 +93,7 @@ class Dispatch:
     # --- steps ------------------------------------------------------------------
 
     def _start(self, _: sig.Started) -> Effects:
-        if self._disagg_request_id is None:
+        if self.disagg_request_id is None:
             self.state, self._leg = State.WHOLE, Leg.WHOLE
             return [sig.CallWhole()]
         self.state, self._leg = State.CONTEXT, Leg.CONTEXT
@@ -136,12 +136,12 @@ class Dispatch:
             return None
         if params is None:
             return InternalError("a context server finished without context_phase_params")
-        if params.disagg_request_id != self._disagg_request_id:
+        if params.disagg_request_id != self.disagg_request_id:
             return InternalError(
                 "a context server answered another hand-off",
                 field="disagg_request_id",
                 value=str(params.disagg_request_id),
-                limit=str(self._disagg_request_id),
+                limit=str(self.disagg_request_id),
             )
         return None
 

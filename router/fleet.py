@@ -121,10 +121,10 @@ class Fleet:
         """In order of arrival."""
         return tuple(self._servers.values())
 
-    def observe(self, address: str, info: ServerInfo, model: ModelInfo) -> bool:
-        """A server told who it is. Returns whether it is up now."""
+    def observe(self, address: str, info: ServerInfo, model: ModelInfo | None) -> bool:
+        """A server told who it is, and its model if it is ready. Returns whether it is up now."""
         server = self._servers[address]
-        server.info, server.model = info, model
+        server.info, server.model = info, model or server.model
         if info.role != server.role:
             server.reason = (
                 f"it says that it is a {info.role or 'nameless'} server, but {server.role}_servers "
@@ -132,6 +132,8 @@ class Fleet:
             )
         elif info.state != "ready":
             server.reason = f"{info.state}: {info.detail}" if info.detail else info.state
+        elif model is None:
+            server.reason = "it tells nothing of its model"
         else:
             server.reason = ""
         server.is_up = not server.reason
@@ -192,8 +194,8 @@ class Fleet:
     def is_usable(self) -> bool:
         return self._limits is not None
 
-    def label(self, address: str) -> str:
-        return self._servers[address].label
+    def server(self, address: str) -> Server:
+        return self._servers[address]
 
     @property
     def model(self) -> ModelInfo | None:

@@ -1,0 +1,190 @@
+"""The Inference service of the router: a thin shell around live requests.
+
+Admission first, since a refusal must cost nothing; then the request runs in the
+call's own task, and its error, if it has one, becomes the call's status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import grpc
+import msgspec
+
+from common.logs import Log
+from common.metrics import Metrics
+from common.rpc import fail
+from protos import inference_pb2 as pb
+from protos import inference_pb2_grpc
+from protos.codec import chunk_to_proto, request_from_proto
+from protos.errors import BatonError, InternalError, InvalidRequestError
+from protos.messages import GenerateChunk
+from router import signals as sig
+from router.admission import Admission
+from router.prepare import refuse_internal_fields
+from router.request import Interrupting, LiveRequest
+from router.shared import Shared
+
+Context: TypeAlias = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
+
+ABORT_IDS_MAX = 4096
+DEADLINE_S_MAX = 24 * 3600.0
+"""gRPC shows a call without a deadline as one with a very far one."""
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """Lives on the event loop; `interrupt_all` ends what is open at shutdown."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        admission: Admission,
+        *,
+        metrics: Metrics,
+        log: Log,
+        default_deadline_s: float,
+    ) -> None:
+        self._shared = shared
+        self._admission = admission
+        self._metrics = metrics
+        self._log = log
+        self._default_deadline_s = default_deadline_s
+        self._live: dict[str, LiveRequest] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # --- Generate -------------------------------------------------------------------
+
+    async def Generate(self, message: pb.GenerateRequest, context: Context) -> None:  # noqa: N802
+        received_s = asyncio.get_running_loop().time()
+        self._metrics.request_began()
+        outcome = "cancelled"
+        try:
+            await self._generate(message, context, received_s)
+            outcome = "ok"
+        except BatonError as error:
+            outcome = error.status
+            self._log.info(
+                "request_failed",
+                external_id=message.external_id,
+                outcome=error.status,
+                error=error.message,
+            )
+            await fail(context, error)
+        except Exception as error:
+            outcome = "internal"
+            self._log.exception("request_broke", error, external_id=message.external_id)
+            await fail(context, InternalError(f"{type(error).__name__}: see the router's log"))
+        finally:
+            self._metrics.request_ended(outcome)
+
+    async def _generate(
+        self, message: pb.GenerateRequest, context: Context, received_s: float
+    ) -> None:
+        request = request_from_proto(message)
+        refuse_internal_fields(request)
+        external_id = self._admission.admit(request.external_id)
+        writer = _Writer(context, self._metrics, received_s)
+        self._idle.clear()
+        try:
+            live = self._live[external_id] = LiveRequest(
+                self._shared,
+                msgspec.structs.replace(request, external_id=external_id),
+                deadline_s=self._deadline_s(request.deadline_ms, context.time_remaining()),
+                received_s=received_s,
+                write=writer.write,
+            )
+            await live.run()
+        finally:
+            self._live.pop(external_id, None)
+            self._admission.leave(external_id)
+            if not self._live:
+                self._idle.set()
+        seconds = asyncio.get_running_loop().time() - received_s
+        self._log.info("request_finished", external_id=external_id, seconds=round(seconds, 4))
+
+    def _deadline_s(self, deadline_ms: int, remaining_s: float | None) -> float:
+        """The nearer of the call's and the request's own; the default where neither is given."""
+        given = [remaining_s] if remaining_s is not None and remaining_s <= DEADLINE_S_MAX else []
+        if deadline_ms:
+            given.append(deadline_ms / 1000)
+        return min(given, default=self._default_deadline_s)
+
+    # --- Abort ----------------------------------------------------------------------
+
+    async def Abort(  # noqa: N802
+        self,
+        message: pb.AbortRequest,
+        context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse],
+    ) -> pb.AbortResponse:
+        if len(message.external_ids) > ABORT_IDS_MAX:
+            error = InvalidRequestError(
+                f"external_ids is {len(message.external_ids)} ids; it must be at most "
+                f"{ABORT_IDS_MAX}",
+                field="external_ids",
+                value=len(message.external_ids),
+                limit=ABORT_IDS_MAX,
+            )
+            await fail(context, error)
+        reason = f"aborted: {message.reason}" if message.reason else "aborted"
+        response = pb.AbortResponse()
+        for external_id in message.external_ids:
+            live = self._live.get(external_id)
+            if live is None:
+                response.unknown.append(external_id)
+            else:
+                live.interrupt(sig.ClientCancelled(reason))
+                response.aborted.append(external_id)
+        return response
+
+    # --- for the rest of the router ----------------------------------------------------
+
+    @property
+    def states(self) -> Iterable[str]:
+        return [live.state for live in tuple(self._live.values())]
+
+    def server_silent(self, address: str, reason: str) -> None:
+        """Ends the legs that run on a server which stopped answering."""
+        for live in tuple(self._live.values()):
+            live.server_silent(address, reason)
+
+    def interrupt_all(self, event: Interrupting) -> int:
+        for live in tuple(self._live.values()):
+            live.interrupt(event)
+        return len(self._live)
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Whether no request was open any more within that time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class _Writer:
+    """Chunks onto one call, with the times between tokens observed."""
+
+    def __init__(self, context: Context, metrics: Metrics, received_s: float) -> None:
+        self._context = context
+        self._metrics = metrics
+        self._last_s = received_s
+        self._has_first_token = False
+        self._now: Any = asyncio.get_running_loop().time
+
+    async def write(self, chunk: GenerateChunk) -> None:
+        if chunk.token_ids:
+            self._observe(len(chunk.token_ids))
+        await self._context.write(chunk_to_proto(chunk))
+
+    def _observe(self, num_tokens: int) -> None:
+        now_s = self._now()
+        if self._has_first_token:
+            self._metrics.later_tokens(now_s - self._last_s, num_tokens)
+        else:
+            self._has_first_token = True
+            self._metrics.first_token(now_s - self._last_s)
+        self._last_s = now_s

@@ -1,0 +1,52 @@
+"""What all live requests of one router share, and nothing else."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from common.text.tokenizer import Tokenizer
+from protos.messages import DisaggRequestId
+from router.fleet import Fleet
+from router.leases import Leases
+from router.links import Links
+
+_COUNTER_END = 1 << 32
+
+
+class DisaggIds:
+    """Mints the ids of hand-offs: never the same twice in the life of a cluster.
+
+    The epoch is random, so that two routers, or two lives of one, cannot meet.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = secrets.randbits(64)
+        self._counter = 0
+
+    def mint(self) -> DisaggRequestId:
+        if self._counter == _COUNTER_END:  # a new epoch, never a wrap into used ids
+            self.epoch, self._counter = secrets.randbits(64), 0
+        self._counter += 1
+        return DisaggRequestId(self.epoch, self._counter - 1, 0)
+
+
+@dataclass
+class Shared:
+    fleet: Fleet
+    links: Links
+    leases: Leases
+    tokenizer: Tokenizer | None
+    hands_over: bool
+    """Whether context servers hand KV over; else generation servers do both phases."""
+    suspect: Callable[[str, str], None]
+    """Tells that a server's connection broke: (address, reason)."""
+    disagg_ids: DisaggIds = field(default_factory=DisaggIds)
+    num_late: int = 0
+
+    def mint_disagg_id(self) -> DisaggRequestId:
+        return self.disagg_ids.mint()
+
+    def count_late(self, num: int) -> None:
+        self.num_late += num
