@@ -40,12 +40,28 @@ class TransferConfig(ConfigStruct, frozen=True, kw_only=True):
 
 
 class ScriptedConfig(ConfigStruct, frozen=True, kw_only=True):
-    """The scripted engine: deterministic tokens without a model, for tests and drills."""
+    """The scripted engine: deterministic tokens without a model, for tests and drills.
+
+    The `*_token_id` drills happen to a request whose prompt ends with that id;
+    -1 is off.
+    """
 
     step_ms: float = 0.0
     load_ms: float = 0.0
     vocab_size: int = 32_000
     max_total_tokens: int = 8192
+    eos_token_ids: tuple[int, ...] = ()
+    load_error: str = ""
+    """Loading fails with this message."""
+    refuse_token_id: int = -1
+    """`submit` raises RequestFailedError."""
+    crash_token_id: int = -1
+    """`step` raises: the engine dies."""
+    exit_token_id: int = -1
+    """The process ends in `step` without a word, as an out-of-memory kill would."""
+    hang_token_id: int = -1
+    """`step` stands still for `hang_s`."""
+    hang_s: float = 3600.0
 
 
 class EngineConfig(ConfigStruct, frozen=True, kw_only=True):

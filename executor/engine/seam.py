@@ -69,7 +69,12 @@ class EngineFinish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step said about one request. The last one has `finish` or `error`."""
+    """What one step said about one request. The last one has `finish` or `error`.
+
+    The last one of an aborted request has `error` and may have `finish` too, with
+    what was used until then: a stop string ends a request by an abort, and its
+    answer still tells usage and times.
+    """
 
     request_id: int
     token_index: int = 0

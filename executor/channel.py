@@ -1,0 +1,86 @@
+"""The proxy's side of the two queues: folder, key, sockets and dispatcher as one thing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from executor.dispatcher import Dispatcher
+from executor.ipc import (
+    KEY_BYTES,
+    TO_PROXY,
+    TO_WORKER,
+    FrameOpener,
+    FrameReceiver,
+    FrameSealer,
+    FrameSender,
+    PrivateDirectory,
+    open_pair,
+)
+from executor.limits import ExecutorLimits
+from executor.messages import ToProxy
+from executor.request_queue import RequestQueue
+
+logger = logging.getLogger(__name__)
+DISPATCHER_STOP_S_MAX = 2.0
+_TO_PROXY: Any = ToProxy
+
+
+class ProxyChannel:
+    """Open from construction to `close`, which is safe twice and leaks rather than hangs."""
+
+    def __init__(
+        self,
+        limits: ExecutorLimits,
+        *,
+        on_messages: Callable[[list[ToProxy]], None],
+        on_crash: Callable[[Exception], None],
+    ) -> None:
+        self.key = secrets.token_bytes(KEY_BYTES)
+        self._limits = limits
+        self._directory = PrivateDirectory()
+        self.requests_endpoint = self._directory.endpoint("requests")
+        self.results_endpoint = self._directory.endpoint("results")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        sender = FrameSender(self._open(self.requests_endpoint), FrameSealer(self.key, TO_WORKER))
+        self.requests = RequestQueue(sender)
+        self.opener: FrameOpener[ToProxy] = FrameOpener(self.key, TO_PROXY, _TO_PROXY)
+        self._dispatcher: Dispatcher[ToProxy] = Dispatcher(
+            FrameReceiver(self._open(self.results_endpoint), self.opener),
+            asyncio.get_running_loop(),
+            messages_max=limits.queue_messages_max,
+            on_messages=on_messages,
+            on_crash=on_crash,
+        )
+        self._dispatcher.start()
+        self._is_closed = False
+
+    @property
+    def num_wakes(self) -> int:
+        return self._dispatcher.num_wakes
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.requests.close()
+        if self._dispatcher.stop(DISPATCHER_STOP_S_MAX):
+            self._context.term()
+        else:
+            logger.error("the result dispatcher did not stop; its thread and socket leak")
+        self._directory.close()
+
+    def _open(self, endpoint: str) -> zmq.Socket[bytes]:
+        return open_pair(
+            self._context,
+            endpoint,
+            is_server=True,
+            queue_messages_max=self._limits.queue_messages_max,
+            message_bytes_max=self._limits.message_bytes_max,
+            linger_ms=0,
+        )

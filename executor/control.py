@@ -1,0 +1,54 @@
+"""Control calls in flight: each waits for the reply that bears its number."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeAlias
+
+from executor.messages import AuditReply, LoadReply, Reply, ToWorker
+from executor.request_queue import RequestQueue
+from protos.errors import BatonError, ServerUnavailableError
+
+AnyReply: TypeAlias = Reply | LoadReply | AuditReply
+
+
+class ControlCalls:
+    def __init__(self, queue: RequestQueue, timeout_s: float) -> None:
+        self._queue = queue
+        self._timeout_s = timeout_s
+        self._last_id = 0
+        self._waiting: dict[int, asyncio.Future[AnyReply]] = {}
+        self.num_late = 0
+
+    def next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    async def call(self, make: Callable[[int], ToWorker]) -> AnyReply:
+        """Raises ServerUnavailableError where the worker does not take or answer it in time."""
+        call_id = self.next_id()
+        future: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()
+        self._waiting[call_id] = future
+        try:
+            if not self._queue.offer(make(call_id)):
+                raise ServerUnavailableError("the engine's worker does not read its queue")
+            return await asyncio.wait_for(future, self._timeout_s)
+        except TimeoutError:
+            raise ServerUnavailableError(
+                f"the engine's worker did not answer within {self._timeout_s:g} s"
+            ) from None
+        finally:
+            del self._waiting[call_id]
+
+    def on_reply(self, reply: AnyReply) -> None:
+        future = self._waiting.get(reply.call_id)
+        if future is None or future.done():
+            self.num_late += 1
+        else:
+            future.set_result(reply)
+
+    def fail_all(self, error: BatonError) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)

@@ -1,0 +1,504 @@
+"""The scripted engine: the Engine seam without a model, for tests and drills.
+
+Tokens are a pure function of prompt ids, seed and position, so any topology
+must stream the same ones. Queueing, blocks, leases, deadlines and aborts are
+real bookkeeping; the KV transfer is not: `generation_only` checks the params and
+reports the blocks as transferred, and a lease ends by release or expiry.
+
+A sequence waits, runs (one token a step), and ends by one output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from common.hashing import block_hashes, prompt_digest, root_hash
+from executor.config import EngineConfig, ScriptedConfig
+from executor.engine.scripted_pool import Lease, ScriptedPool
+from executor.engine.seam import (
+    EngineAudit,
+    EngineFinish,
+    EngineIdentity,
+    EngineOutput,
+    EngineRequest,
+)
+from protos.codec import check_limits, check_token_ids
+from protos.errors import (
+    BatonError,
+    ConfigError,
+    DeadlineExceededError,
+    DuplicateRequestError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestCancelledError,
+    RequestFailedError,
+)
+from protos.messages import (
+    ContextPhaseParams,
+    DisaggRequestId,
+    FinishReason,
+    KvLayout,
+    KvStats,
+    Load,
+    ModelInfo,
+    ModelLimits,
+    RequestType,
+    StageTimes,
+    Usage,
+)
+from protos.tokens import unpack_token_ids
+
+ADDRESS = b"scripted"
+TRANSPORT = "scripted"
+
+
+def scripted_token(digest: bytes, seed: int, position: int, vocab_size: int) -> int:
+    """The token at `position` of the completion of the prompt with this digest."""
+    key = digest + seed.to_bytes(8, "little") + position.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") % vocab_size
+
+
+@dataclass(slots=True)
+class _Sequence:
+    request: EngineRequest
+    prompt: tuple[int, ...]
+    digest: bytes
+    position: int
+    """Completion tokens that exist, those of the context side included."""
+    first_position: int
+    submitted_at_s: float
+    ends_at_s: float
+    block_ids: tuple[int, ...] = ()
+    scheduled_ms: float = 0.0
+    first_token_ms: float = 0.0
+    error: BatonError | None = field(default=None)
+    """Set by an abort or an expired deadline: the next step ends it."""
+
+    @property
+    def max_tokens(self) -> int:
+        assert self.request.sampling.max_tokens is not None
+        return self.request.sampling.max_tokens
+
+    @property
+    def is_context_only(self) -> bool:
+        return self.request.request_type is RequestType.CONTEXT_ONLY
+
+
+class ScriptedEngine:
+    """See the module's docstring. `wake` is never needed: nothing happens behind its back."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._config = config
+        self._script: ScriptedConfig = config.scripted
+        self._clock = clock
+        self._sleep = sleep
+        sleep(self._script.load_ms / 1000)
+        if self._script.load_error:
+            raise ConfigError(self._script.load_error, field="scripted.load_error")
+        self._pool = ScriptedPool(config.kv_cache.num_blocks, config.kv_cache.leased_share_max)
+        self._waiting: deque[_Sequence] = deque()
+        self._running: dict[int, _Sequence] = {}
+        self._sequences: dict[int, _Sequence] = {}
+        self._num_doomed = 0
+        self._load_sequence = 0
+        self._counters = {"submitted": 0, "finished": 0, "failed": 0, "steps": 0}
+        self._identity = _identity(config)
+
+    @property
+    def identity(self) -> EngineIdentity:
+        return self._identity
+
+    def submit(self, request: EngineRequest) -> None:
+        prompt = unpack_token_ids(request.prompt_token_ids)
+        self._check_submit(request, prompt)
+        now_s = self._clock()
+        params = request.context_phase_params
+        first_position = len(params.first_token_ids) if params else 0
+        sequence = _Sequence(
+            request=request,
+            prompt=prompt,
+            digest=prompt_digest(request.prompt_token_ids),
+            position=first_position,
+            first_position=first_position,
+            submitted_at_s=now_s,
+            ends_at_s=now_s + request.deadline_s,
+        )
+        self._sequences[request.request_id] = sequence
+        self._waiting.append(sequence)
+        self._counters["submitted"] += 1
+
+    def abort(self, request_id: int) -> None:
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._doom(sequence, RequestCancelledError("the request was cancelled"))
+
+    def release(self, disagg_request_id: DisaggRequestId, pull_token: bytes) -> bool:
+        return self._pool.release(disagg_request_id, pull_token)
+
+    def renew(self, disagg_request_id: DisaggRequestId, pull_token: bytes) -> bool:
+        return self._pool.renew(disagg_request_id, pull_token, self._clock())
+
+    def has_work(self) -> bool:
+        if self._running or self._num_doomed or (self._waiting and self._can_admit()):
+            return True
+        due_s = self.next_deadline_s()
+        return due_s is not None and due_s <= 0
+
+    def next_deadline_s(self) -> float | None:
+        ends = [sequence.ends_at_s for sequence in self._sequences.values()]
+        lease_ends_at_s = self._pool.next_expiry_s()
+        if lease_ends_at_s is not None:
+            ends.append(lease_ends_at_s)
+        return max(min(ends) - self._clock(), 0.0) if ends else None
+
+    def step(self) -> list[EngineOutput]:
+        self._counters["steps"] += 1
+        now_s = self._clock()
+        self._pool.expire(now_s)
+        outputs = self._end_doomed(now_s)
+        while self._waiting and self._can_admit():
+            self._admit(now_s)
+        if self._running and self._script.step_ms:
+            self._sleep(self._script.step_ms / 1000)
+        outputs.extend(self._advance(sequence) for sequence in list(self._running.values()))
+        return outputs
+
+    def load(self) -> Load:
+        self._load_sequence += 1
+        live = self._sequences.values()
+        return Load(
+            num_queued=len(self._waiting),
+            num_running=len(self._running),
+            tokens_in_flight=sum(len(s.prompt) + s.position for s in live),
+            blocks_free=self._pool.num_free,
+            blocks_total=self._pool.num_blocks,
+            sequence=self._load_sequence,
+        )
+
+    def audit(self) -> EngineAudit:
+        self.check()
+        num_free = self._pool.num_free
+        return EngineAudit(
+            blocks_by_state={
+                "free": num_free,
+                "reserved": 0,
+                "live": self._pool.num_blocks - num_free,
+                "cached": 0,
+            },
+            blocks_by_owner=self._pool.blocks_by_owner(),
+            holders=self._pool.holders(),
+            sequences_by_state={"waiting": len(self._waiting), "running": len(self._running)},
+            counters={**self._counters, **self._pool.counters},
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError where sequences and blocks do not fit each other."""
+        self._pool.check()
+        assert len(self._waiting) + len(self._running) == len(self._sequences)
+        held = sum(len(sequence.block_ids) for sequence in self._running.values())
+        assert held == self._pool.blocks_by_owner()["sequence"]
+        assert self._num_doomed == sum(s.error is not None for s in self._sequences.values())
+
+    def close(self) -> None:
+        for sequence in self._running.values():
+            self._pool.give_back(sequence.block_ids)
+        self._running.clear()
+        self._waiting.clear()
+        self._sequences.clear()
+        self._num_doomed = 0
+        self._pool.close()
+
+    # --- admission ------------------------------------------------------------
+
+    def _check_submit(self, request: EngineRequest, prompt: tuple[int, ...]) -> None:
+        limits = self._identity.model_info.limits
+        check_limits(len(prompt), request.sampling, limits)
+        check_token_ids(prompt, "token_ids", limits)
+        if prompt[-1] == self._script.refuse_token_id:
+            raise RequestFailedError("scripted: this request is refused", field="token_ids")
+        if len(self._waiting) >= self._config.scheduler.max_queued:
+            raise OverloadedError(
+                f"{len(self._waiting)} requests wait already",
+                field="scheduler.max_queued",
+                limit=self._config.scheduler.max_queued,
+            )
+        if request.request_type is RequestType.CONTEXT_ONLY:
+            self._check_context_only(request, len(prompt))
+        if request.request_type is RequestType.GENERATION_ONLY:
+            self._check_generation_only(request, len(prompt))
+
+    def _check_context_only(self, request: EngineRequest, num_tokens: int) -> None:
+        disagg_id = request.disagg_request_id
+        if disagg_id is None:
+            raise _invalid("disagg_request_id", "absent", "given in a context_only request")
+        if self._pool.has_lease(disagg_id):
+            raise DuplicateRequestError(
+                f"the hand-off {disagg_id} has a lease already", field="disagg_request_id"
+            )
+        if self._pool.was_released(disagg_id):
+            raise RequestCancelledError(
+                f"the hand-off {disagg_id} was released before it came",
+                field="disagg_request_id",
+            )
+        num_blocks = self._identity.layout.num_blocks(num_tokens)
+        if num_blocks > self._pool.leased_blocks_max:
+            raise _invalid(
+                "prompt", f"{num_blocks} blocks", f"at most {self._pool.leased_blocks_max} blocks"
+            )
+
+    def _check_generation_only(self, request: EngineRequest, num_tokens: int) -> None:
+        params = request.context_phase_params
+        if params is None:
+            raise _invalid("context_phase_params", "absent", "given in a generation_only request")
+        expected = {
+            "transport": (params.transport, TRANSPORT),
+            "layout.model_fingerprint": (
+                params.layout.model_fingerprint,
+                self._identity.layout.model_fingerprint,
+            ),
+            "num_prompt_tokens": (params.num_prompt_tokens, num_tokens),
+            "prompt_digest": (params.prompt_digest, prompt_digest(request.prompt_token_ids)),
+        }
+        for name, (given, wanted) in expected.items():
+            if given != wanted:
+                raise _invalid(f"context_phase_params.{name}", given, repr(wanted))
+        num_first = len(params.first_token_ids)
+        if not 1 <= num_first < (request.sampling.max_tokens or 0):
+            raise _invalid(
+                "context_phase_params.first_token_ids",
+                f"{num_first} tokens",
+                "at least 1, and fewer than max_tokens",
+            )
+
+    def _blocks_needed(self, sequence: _Sequence) -> int:
+        num_tokens = len(sequence.prompt)
+        if not sequence.is_context_only:
+            num_tokens += sequence.max_tokens
+        return self._identity.layout.num_blocks(num_tokens)
+
+    def _can_admit(self) -> bool:
+        if len(self._running) >= self._config.scheduler.max_sequences:
+            return False
+        num_blocks = self._blocks_needed(self._waiting[0])
+        to_lease = num_blocks if self._waiting[0].is_context_only else 0
+        return self._pool.can_take(num_blocks, num_to_lease=to_lease)
+
+    def _admit(self, now_s: float) -> None:
+        sequence = self._waiting.popleft()
+        request_id = sequence.request.request_id
+        holder = f"sequence:{request_id}"
+        sequence.block_ids = self._pool.take(self._blocks_needed(sequence), holder)
+        sequence.scheduled_ms = (now_s - sequence.submitted_at_s) * 1000
+        self._running[request_id] = sequence
+
+    # --- running --------------------------------------------------------------
+
+    def _advance(self, sequence: _Sequence) -> EngineOutput:
+        self._drill(sequence.prompt[-1])
+        sampling = sequence.request.sampling
+        token_index = sequence.position
+        token_id = scripted_token(
+            sequence.digest, sampling.seed or 0, token_index, self._script.vocab_size
+        )
+        sequence.position += 1
+        if sequence.position == sequence.first_position + 1:
+            sequence.first_token_ms = (self._clock() - sequence.submitted_at_s) * 1000
+        return EngineOutput(
+            request_id=sequence.request.request_id,
+            token_index=token_index,
+            token_ids=(token_id,),
+            finish=self._finish_after(sequence, token_id),
+        )
+
+    def _drill(self, token_id: int) -> None:
+        if token_id == self._script.crash_token_id:
+            raise RuntimeError("scripted: the engine crashes in this step")
+        if token_id == self._script.exit_token_id:
+            os._exit(9)
+        if token_id == self._script.hang_token_id:
+            self._sleep(self._script.hang_s)
+
+    def _finish_after(self, sequence: _Sequence, token_id: int) -> EngineFinish | None:
+        sampling = sequence.request.sampling
+        is_eos = token_id in self._script.eos_token_ids and not sampling.ignore_eos
+        if is_eos or token_id in sampling.stop_token_ids:
+            return self._finish(sequence, FinishReason.STOP, stop_token_id=token_id)
+        if sequence.is_context_only:
+            return self._finish_context(sequence, token_id)
+        if sequence.position >= sequence.max_tokens:
+            return self._finish(sequence, FinishReason.LENGTH)
+        return None
+
+    def _finish_context(self, sequence: _Sequence, token_id: int) -> EngineFinish:
+        request, now_s = sequence.request, self._clock()
+        disagg_id = request.disagg_request_id
+        assert disagg_id is not None  # checked at submit
+        lease_s = self._config.transfer.lease_ms / 1000
+        lease = Lease(
+            pull_token=secrets.token_bytes(16),
+            block_ids=sequence.block_ids,
+            lease_s=lease_s,
+            ends_at_s=min(now_s + lease_s, sequence.ends_at_s),
+            request_ends_at_s=sequence.ends_at_s,
+        )
+        self._pool.lease(disagg_id, lease)
+        sequence.block_ids = ()
+        finish = self._finish(sequence, FinishReason.CONTEXT)
+        layout = self._identity.layout
+        params = ContextPhaseParams(
+            first_token_ids=(token_id,),
+            disagg_request_id=disagg_id,
+            server_name="",
+            incarnation=self._identity.incarnation,
+            rank_addresses=self._identity.rank_addresses,
+            transport=TRANSPORT,
+            layout=layout,
+            num_prompt_tokens=len(sequence.prompt),
+            prompt_digest=sequence.digest,
+            block_hashes=block_hashes(
+                request.prompt_token_ids,
+                layout.tokens_per_block,
+                root_hash(layout.model_fingerprint, request.cache_salt),
+            ),
+            lease_ms=self._config.transfer.lease_ms,
+            pull_token=lease.pull_token,
+            usage=finish.usage,
+            model=self._identity.model_info.limits.model,
+            seed=request.sampling.seed or 0,
+            timing=finish.timing,
+        )
+        return EngineFinish(
+            reason=finish.reason,
+            usage=finish.usage,
+            timing=finish.timing,
+            context_phase_params=params,
+        )
+
+    # --- ending ---------------------------------------------------------------
+
+    def _doom(self, sequence: _Sequence, error: BatonError) -> None:
+        if sequence.error is None:
+            sequence.error = error
+            self._num_doomed += 1
+
+    def _end_doomed(self, now_s: float) -> list[EngineOutput]:
+        for sequence in self._sequences.values():
+            if sequence.ends_at_s <= now_s:
+                allowed_s = sequence.request.deadline_s
+                self._doom(
+                    sequence,
+                    DeadlineExceededError(
+                        f"the request did not end within its deadline of {allowed_s:g} s",
+                        field="deadline_ms",
+                        value=round(allowed_s * 1000),
+                    ),
+                )
+        if not self._num_doomed:
+            return []
+        return [self._end_with_error(s) for s in list(self._sequences.values()) if s.error]
+
+    def _end_with_error(self, sequence: _Sequence) -> EngineOutput:
+        error = sequence.error
+        assert error is not None
+        finish = self._finish(sequence, FinishReason.STOP)
+        return EngineOutput(
+            request_id=sequence.request.request_id,
+            token_index=sequence.position,
+            finish=finish if isinstance(error, RequestCancelledError) else None,
+            error=error.to_data(),
+        )
+
+    def _finish(
+        self, sequence: _Sequence, reason: FinishReason, stop_token_id: int | None = None
+    ) -> EngineFinish:
+        """Forget the sequence, free what it holds, and say what it used."""
+        request_id = sequence.request.request_id
+        del self._sequences[request_id]
+        if self._running.pop(request_id, None) is None:
+            self._waiting.remove(sequence)
+        if sequence.error is not None:
+            self._num_doomed -= 1
+        self._pool.give_back(sequence.block_ids)
+        self._counters["failed" if sequence.error else "finished"] += 1
+        is_generation_only = sequence.request.request_type is RequestType.GENERATION_ONLY
+        return EngineFinish(
+            reason=reason,
+            stop_token_id=stop_token_id,
+            usage=Usage(
+                prompt_tokens=0 if is_generation_only else len(sequence.prompt),
+                completion_tokens=sequence.position - sequence.first_position,
+            ),
+            kv=self._kv_stats(sequence) if is_generation_only else KvStats(),
+            timing=StageTimes(
+                scheduled_ms=sequence.scheduled_ms,
+                first_token_ms=sequence.first_token_ms,
+                finished_ms=(self._clock() - sequence.submitted_at_s) * 1000,
+            ),
+        )
+
+    def _kv_stats(self, sequence: _Sequence) -> KvStats:
+        layout = self._identity.layout
+        num_blocks = layout.num_blocks(len(sequence.prompt))
+        return KvStats(
+            transferred_tokens=len(sequence.prompt),
+            transferred_blocks=num_blocks,
+            transferred_bytes=num_blocks * layout.block_bytes,
+            transport=TRANSPORT,
+        )
+
+
+def _identity(config: EngineConfig) -> EngineIdentity:
+    script, cache = config.scripted, config.kv_cache
+    room = min(script.max_total_tokens, cache.num_blocks * cache.tokens_per_block)
+    max_total = min(config.max_total_tokens or room, room)
+    limits = ModelLimits(
+        model=config.served_model_name or "scripted",
+        vocab_size=script.vocab_size,
+        max_prompt_tokens=min(config.max_prompt_tokens or max_total - 1, max_total - 1),
+        max_total_tokens=max_total,
+        eos_token_ids=script.eos_token_ids,
+    )
+    return EngineIdentity(
+        incarnation=secrets.randbits(63),
+        model_info=ModelInfo(
+            limits=limits, dtype=config.dtype, num_parameters=0, architecture="scripted"
+        ),
+        layout=KvLayout(
+            dtype=config.dtype,
+            num_layers=1,
+            num_kv_heads=1,
+            head_dim=8,
+            tokens_per_block=cache.tokens_per_block,
+            model_fingerprint=f"scripted-{script.vocab_size}",
+        ),
+        transport=TRANSPORT,
+        rank_addresses=(ADDRESS,),
+        wires=TRANSPORT,
+        num_blocks=cache.num_blocks,
+    )
+
+
+def _invalid(field: str, value: object, limit: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{field} is {value!r}; it must be {limit}", field=field, value=value, limit=limit
+    )
+
+
+def scripted_completion(
+    packed_prompt: bytes, seed: int, num_tokens: int, script: ScriptedConfig
+) -> tuple[int, ...]:
+    """What the engine must stream for this prompt when nothing ends it early."""
+    digest = prompt_digest(packed_prompt)
+    return tuple(scripted_token(digest, seed, i, script.vocab_size) for i in range(num_tokens))

@@ -1,0 +1,115 @@
+"""The boundary that turns an engine into a service.
+
+`GenerationExecutor.create` picks the form (today: a worker process behind IPC)
+and says so in one log line. Everything here belongs to the event loop that
+created it, but `pre_shutdown`, which any thread may call.
+
+Life: created (the model is loaded), serving, closing (`pre_shutdown`: no new
+request, open ones fail), closed (`shutdown`). Or dead: the first cause is kept
+and every later use raises it.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from executor.config import EngineConfig
+from executor.engine.seam import EngineIdentity
+from executor.limits import ExecutorLimits
+from executor.request import ExecutorRequest
+from executor.result import GenerationResult, ResultChunk
+from protos.errors import EngineDeadError
+from protos.messages import DisaggRequestId, LedgerAudit, Load
+
+if TYPE_CHECKING:
+    from common.text.tokenizer import Tokenizer
+
+__all__ = ["ExecutorRequest", "GenerationExecutor", "GenerationResult", "ResultChunk"]
+logger = logging.getLogger(__name__)
+
+
+class GenerationExecutor(ABC):
+    """See the module's docstring."""
+
+    @staticmethod
+    async def create(
+        config: EngineConfig,
+        *,
+        name: str,
+        tokenizer: Tokenizer | None = None,
+        progress: Callable[[str], None] | None = None,
+        limits: ExecutorLimits | None = None,
+    ) -> GenerationExecutor:
+        """Start the engine and wait until it is ready.
+
+        `progress` hears about the stages in words. Raises ConfigError for a
+        configuration or model that cannot work, EngineDeadError with the
+        worker's real error for anything else. Nothing is left behind then.
+        """
+        from executor.proxy import IpcProxy
+
+        logger.info("executor of %s: IPC proxy, one worker process on this host", name)
+        proxy = IpcProxy(config, name=name, tokenizer=tokenizer, limits=limits or ExecutorLimits())
+        await proxy.start(progress or _ignore)
+        return proxy
+
+    @property
+    @abstractmethod
+    def identity(self) -> EngineIdentity: ...
+
+    @property
+    @abstractmethod
+    def worker_pids(self) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def submit(self, request: ExecutorRequest) -> GenerationResult:
+        """Raises RequestError where it cannot be taken, EngineDeadError after a death.
+
+        What only the engine can judge comes through the result.
+        """
+
+    @abstractmethod
+    def abort_request(self, client_id: int) -> None:
+        """Unknown and ended ids are counted and ignored."""
+
+    @abstractmethod
+    def find(self, external_id: str) -> int | None:
+        """The live client id of an external id."""
+
+    @abstractmethod
+    async def release(self, disagg_id: DisaggRequestId, pull_token: bytes) -> bool:
+        """End a lease. True where one was live."""
+
+    @abstractmethod
+    async def renew(self, disagg_id: DisaggRequestId, pull_token: bytes) -> bool:
+        """Start a lease's duration anew. True where one was live."""
+
+    @abstractmethod
+    async def load(self) -> Load: ...
+
+    @abstractmethod
+    async def audit(self) -> LedgerAudit:
+        """Entries of this boundary, blocks of the engine, counters of all."""
+
+    @abstractmethod
+    def check_health(self) -> None:
+        """Raises EngineDeadError where the engine is dead or its loop stands still."""
+
+    @abstractmethod
+    async def wait_dead(self) -> EngineDeadError:
+        """Returns when the engine is gone, with the cause; also after `shutdown`."""
+
+    @abstractmethod
+    def pre_shutdown(self) -> None:
+        """From any thread, never blocking: refuse new requests and end open ones."""
+
+    @abstractmethod
+    async def shutdown(self) -> None:
+        """Stop the worker, bounded, and free everything. Safe twice and after a death."""
+
+
+def _ignore(_: str) -> None:
+    pass

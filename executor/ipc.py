@@ -1,0 +1,159 @@
+"""Authenticated frames over pyzmq: how messages cross between two of our processes.
+
+Each direction is a PAIR socket on an ipc endpoint in a private directory. A
+frame is HMAC-SHA256 tag, sequence number, msgpack payload; the tag covers the
+direction too, so that nothing can be reflected or replayed. A frame that does
+not verify or decode is counted and dropped. No pickle anywhere.
+
+A socket belongs to one thread at a time: each `FrameSender` and `FrameReceiver`
+is used by one thread, or under its user's lock.
+"""
+
+from __future__ import annotations
+
+import hmac
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+import zmq
+
+from protos.errors import ConfigError
+
+KEY_BYTES = 32
+TAG_BYTES = 32
+SEQUENCE_BYTES = 8
+IPC_PATH_LENGTH_MAX = 107  # sockaddr_un.sun_path, without its end
+TO_WORKER = b"to-worker"
+TO_PROXY = b"to-proxy"
+
+T = TypeVar("T")
+
+
+class PrivateDirectory:
+    """A fresh 0700 folder for socket files; `close` removes it and is safe twice."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="baton-ipc-"))
+
+    def endpoint(self, name: str) -> str:
+        path = str(self.path / name)
+        if len(path.encode()) > IPC_PATH_LENGTH_MAX:
+            self.close()
+            raise ConfigError(
+                f"the socket path {path} is longer than {IPC_PATH_LENGTH_MAX} bytes; "
+                "set TMPDIR to a shorter folder",
+                field="TMPDIR",
+                value=path,
+                limit=IPC_PATH_LENGTH_MAX,
+            )
+        return f"ipc://{path}"
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def open_pair(
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    *,
+    is_server: bool,
+    queue_messages_max: int,
+    message_bytes_max: int,
+    linger_ms: int,
+) -> zmq.Socket[bytes]:
+    """A bounded PAIR socket. The proxy's side binds, the worker's connects."""
+    socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.SNDHWM, queue_messages_max)
+    socket.setsockopt(zmq.RCVHWM, queue_messages_max)
+    socket.setsockopt(zmq.MAXMSGSIZE, message_bytes_max)
+    socket.setsockopt(zmq.LINGER, linger_ms)
+    if is_server:
+        socket.bind(endpoint)
+    else:
+        socket.connect(endpoint)
+    return socket
+
+
+class FrameSealer:
+    """Makes frames of one direction, each with the next sequence number."""
+
+    def __init__(self, key: bytes, direction: bytes) -> None:
+        self._key = key
+        self._direction = direction
+        self._sequence = 0
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def seal(self, message: object) -> bytes:
+        self._sequence += 1
+        body = self._sequence.to_bytes(SEQUENCE_BYTES, "little") + self._encoder.encode(message)
+        return hmac.digest(self._key, self._direction + body, "sha256") + body
+
+
+class FrameOpener(Generic[T]):
+    """Verifies and decodes frames of one direction; counts what it must drop."""
+
+    def __init__(self, key: bytes, direction: bytes, union: type[T]) -> None:
+        self._key = key
+        self._direction = direction
+        self._sequence = 0
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+        self.num_unauthenticated = 0
+        self.num_replayed = 0
+        self.num_malformed = 0
+
+    @property
+    def num_bad(self) -> int:
+        return self.num_unauthenticated + self.num_replayed + self.num_malformed
+
+    def open(self, frame: bytes) -> T | None:
+        """The message, or None where the frame is not one of ours."""
+        tag, body = frame[:TAG_BYTES], frame[TAG_BYTES:]
+        expected = hmac.digest(self._key, self._direction + body, "sha256")
+        if len(body) < SEQUENCE_BYTES or not hmac.compare_digest(tag, expected):
+            self.num_unauthenticated += 1
+            return None
+        sequence = int.from_bytes(body[:SEQUENCE_BYTES], "little")
+        if sequence <= self._sequence:
+            self.num_replayed += 1
+            return None
+        self._sequence = sequence
+        try:
+            return self._decoder.decode(body[SEQUENCE_BYTES:])
+        except msgspec.MsgspecError:  # sealed by us, so another version of us
+            self.num_malformed += 1
+            return None
+
+
+class FrameSender:
+    def __init__(self, socket: zmq.Socket[bytes], sealer: FrameSealer) -> None:
+        self.socket = socket
+        self._sealer = sealer
+
+    def send(self, message: object, timeout_s: float = 0.0) -> bool:
+        """False where the peer's queue stayed full for `timeout_s`; nothing was sent then."""
+        if not self.socket.poll(int(timeout_s * 1000), zmq.POLLOUT):
+            return False
+        self.socket.send(self._sealer.seal(message), zmq.NOBLOCK)
+        return True
+
+
+class FrameReceiver(Generic[T]):
+    def __init__(self, socket: zmq.Socket[bytes], opener: FrameOpener[T]) -> None:
+        self.socket = socket
+        self.opener = opener
+
+    def drain(self, messages_max: int) -> list[T]:
+        """What has arrived, in order, at most `messages_max` frames; never waits."""
+        messages: list[T] = []
+        for _ in range(messages_max):
+            try:
+                frame = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            message = self.opener.open(frame)
+            if message is not None:
+                messages.append(message)
+        return messages

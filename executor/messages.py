@@ -1,0 +1,146 @@
+"""What crosses between the proxy and its worker: one closed union per direction.
+
+Requests, cancels and control travel in one ordered queue, so that a cancel
+never overtakes its request; `Stop` is its end. What a step yields leaves as one
+`Outputs`. Prompt ids stay int32 bytes all the way.
+"""
+
+from __future__ import annotations
+
+from typing import BinaryIO, TypeAlias
+
+import msgspec
+
+from executor.config import EngineConfig
+from executor.engine.seam import EngineAudit, EngineIdentity, EngineOutput, EngineRequest
+from protos.errors import ErrorData
+from protos.messages import DisaggRequestId, Load
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Submit(_Message, frozen=True):
+    """`request.request_id` is the client id: the worker's mapping is the identity."""
+
+    request: EngineRequest
+
+
+class Cancel(_Message, frozen=True):
+    client_id: int
+
+
+class Release(_Message, frozen=True):
+    call_id: int
+    disagg_request_id: DisaggRequestId
+    pull_token: bytes
+
+
+class Renew(_Message, frozen=True):
+    call_id: int
+    disagg_request_id: DisaggRequestId
+    pull_token: bytes
+
+
+class LoadQuery(_Message, frozen=True):
+    call_id: int
+
+
+class AuditQuery(_Message, frozen=True):
+    call_id: int
+
+
+class Stop(_Message, frozen=True):
+    """Nothing follows it."""
+
+
+ToWorker: TypeAlias = Submit | Cancel | Release | Renew | LoadQuery | AuditQuery | Stop
+
+
+class Hello(_Message, frozen=True):
+    """Who the worker is, before it loads anything. `start_ticks`: /proc/PID/stat's field 22."""
+
+    pid: int
+    start_ticks: int
+    host: str
+
+
+class Ready(_Message, frozen=True):
+    identity: EngineIdentity
+
+
+class Outputs(_Message, frozen=True):
+    accepted: tuple[int, ...]
+    outputs: tuple[EngineOutput, ...]
+
+
+class Heartbeat(_Message, frozen=True):
+    """`progress` counts rounds of the worker's loop; `is_busy` says that it should grow."""
+
+    progress: int
+    is_busy: bool
+
+
+class Reply(_Message, frozen=True):
+    """To release and renew."""
+
+    call_id: int
+    value: bool
+
+
+class LoadReply(_Message, frozen=True):
+    call_id: int
+    load: Load
+
+
+class AuditReply(_Message, frozen=True):
+    """`worker` are the worker's own counters: its ledger's and its socket's."""
+
+    call_id: int
+    audit: EngineAudit
+    worker: dict[str, int]
+
+
+class Died(_Message, frozen=True):
+    """The worker's last message: why its engine is gone."""
+
+    error: ErrorData
+
+
+ToProxy: TypeAlias = Hello | Ready | Outputs | Heartbeat | Reply | LoadReply | AuditReply | Died
+
+
+class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is told over its inherited standard input, length first.
+
+    The key never shows in argv or the environment. The descriptor stays open:
+    its end is the parent's end.
+    """
+
+    config: EngineConfig
+    name: str
+    key: bytes
+    requests_endpoint: str
+    results_endpoint: str
+    heartbeat_s: float
+    queue_messages_max: int
+    message_bytes_max: int
+    tombstones_max: int
+    parent_pid: int
+    dies_with_parent_thread: bool
+    """Whether the kernel's parent-death signal may be armed: it fires when the
+    *thread* that spawned us ends, so only a main thread may be trusted with it."""
+
+
+LENGTH_BYTES = 4
+
+
+def pack_bootstrap(bootstrap: Bootstrap) -> bytes:
+    body = msgspec.msgpack.encode(bootstrap)
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def read_bootstrap(stream: BinaryIO) -> Bootstrap:
+    length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+    return msgspec.msgpack.decode(stream.read(length), type=Bootstrap)

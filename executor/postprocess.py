@@ -1,0 +1,132 @@
+"""From engine outputs to the chunks a consumer reads: text, stop strings, the right end.
+
+One `Postprocessor` per request, fed in order. When a stop string is complete
+the answer is: what comes later is dropped and counted, the engine's request is
+aborted by the caller, and the engine's last output (whatever it says) only
+brings the usage and times of a STOP.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from common.text.stream import TextDelta, TextStream
+from executor.engine.seam import EngineFinish, EngineOutput
+from executor.request import ExecutorRequest
+from executor.result import ResultChunk
+from protos.errors import InvalidRequestError
+from protos.messages import ContextPhaseParams, FinishReason, RequestType, Usage
+
+if TYPE_CHECKING:
+    from common.text.tokenizer import Tokenizer
+
+
+class Postprocessor:
+    """`tokenizer` None gives no text; stop strings then cannot be served and are refused."""
+
+    def __init__(self, request: ExecutorRequest, tokenizer: Tokenizer | None) -> None:
+        stop = request.sampling.stop
+        if tokenizer is None and stop:
+            raise InvalidRequestError(
+                "stop strings need a tokenizer, and this server runs without one",
+                field="sampling.stop",
+                value=stop,
+                limit="none",
+            )
+        self._request = request
+        self._stream = (
+            None if tokenizer is None else TextStream(tokenizer, request.prompt_token_ids, stop)
+        )
+        params = request.context_phase_params
+        first_token_ids = params.first_token_ids if params is not None else ()
+        if self._stream is not None and first_token_ids:
+            self._stream.replay(first_token_ids)
+        self._next_index = len(first_token_ids)
+        self._num_streamed = 0
+        self.stop_string = ""
+        """Not empty: complete, and only the engine's last word is awaited."""
+        self.num_dropped = 0
+        self.lease_to_release: ContextPhaseParams | None = None
+        """Set where a stop string ended a context phase whose KV nobody will pull."""
+
+    @property
+    def is_stopped(self) -> bool:
+        return bool(self.stop_string)
+
+    def absorb(self, output: EngineOutput) -> ResultChunk | None:
+        """The chunk for the consumer, if any. An output with `error` is for a stopped one only."""
+        if self.is_stopped:
+            return self._absorb_after_stop(output)
+        assert output.error is None
+        assert output.token_index == self._next_index, "the engine left tokens out"
+        delta = self._push(output)
+        token_ids = output.token_ids[: delta.num_tokens]
+        self._count(token_ids, output)
+        finish = output.finish
+        if self.is_stopped:
+            finish = self._stopped(finish) if finish is not None else None
+        elif finish is not None and finish.context_phase_params is not None:
+            finish = self._with_text_length(finish, finish.context_phase_params)
+        return ResultChunk(
+            token_index=output.token_index,
+            token_ids=token_ids,
+            text=delta.text,
+            text_offset=delta.text_offset,
+            finish=finish,
+            stop_string=self.stop_string if finish is not None else "",
+        )
+
+    def _push(self, output: EngineOutput) -> TextDelta:
+        """Text held back is flushed at an end, but not where the generation side goes on."""
+        if self._stream is None:
+            return TextDelta("", 0, None, len(output.token_ids))
+        delta = self._stream.push(output.token_ids)
+        is_end = output.finish is not None and output.finish.reason is not FinishReason.CONTEXT
+        if delta.stop_string is None and is_end:
+            tail = self._stream.finish()
+            delta = TextDelta(
+                delta.text + tail.text, delta.text_offset, tail.stop_string, delta.num_tokens
+            )
+        self.stop_string = delta.stop_string or ""
+        return delta
+
+    def _count(self, token_ids: tuple[int, ...], output: EngineOutput) -> None:
+        self._next_index += len(token_ids)
+        self._num_streamed += len(token_ids)
+        self.num_dropped += len(output.token_ids) - len(token_ids)
+
+    def _absorb_after_stop(self, output: EngineOutput) -> ResultChunk | None:
+        self.num_dropped += len(output.token_ids)
+        if output.finish is None and output.error is None:
+            return None
+        return ResultChunk(
+            token_index=self._next_index,
+            text_offset=0 if self._stream is None else self._stream.text_length,
+            finish=self._stopped(output.finish),
+            stop_string=self.stop_string,
+        )
+
+    def _stopped(self, finish: EngineFinish | None) -> EngineFinish:
+        """A STOP with what the engine says was used; completion tokens as streamed."""
+        if finish is None:
+            is_generation_only = self._request.request_type is RequestType.GENERATION_ONLY
+            num_prompt = 0 if is_generation_only else len(self._request.prompt_token_ids)
+            finish = EngineFinish(reason=FinishReason.STOP, usage=Usage(prompt_tokens=num_prompt))
+        self.lease_to_release = finish.context_phase_params
+        usage = msgspec.structs.replace(finish.usage, completion_tokens=self._num_streamed)
+        return msgspec.structs.replace(
+            finish,
+            reason=FinishReason.STOP,
+            stop_token_id=None,
+            usage=usage,
+            context_phase_params=None,
+        )
+
+    def _with_text_length(self, finish: EngineFinish, params: ContextPhaseParams) -> EngineFinish:
+        length = 0 if self._stream is None else self._stream.text_length
+        return msgspec.structs.replace(
+            finish,
+            context_phase_params=msgspec.structs.replace(params, first_text_length=length),
+        )

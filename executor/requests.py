@@ -1,0 +1,177 @@
+"""The proxy's live requests: ledger, results and text, kept in step.
+
+Every request gets one terminal answer here, whatever comes first: the engine's
+end, a refusal, a cancel's confirmation, its deadline, or the engine's death.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from executor.engine.seam import EngineOutput
+from executor.ledger import Event, Ledger, Outcome, State
+from executor.messages import Cancel, Release, Submit
+from executor.postprocess import Postprocessor
+from executor.request import ExecutorRequest, to_engine_request
+from executor.request_queue import RequestQueue
+from executor.result import GenerationResult
+from protos.errors import (
+    BatonError,
+    DeadlineExceededError,
+    OverloadedError,
+    RequestCancelledError,
+    RequestFailedError,
+    from_data,
+)
+
+if TYPE_CHECKING:
+    from common.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+UNAWAITED_CALL = 0
+"""The call id of a control message whose answer nobody waits for."""
+
+
+@dataclass(slots=True)
+class _Live:
+    result: GenerationResult
+    text: Postprocessor
+    ends_at_s: float
+
+
+class LiveRequests:
+    """Times are parameters. `grace_s`: how much later than the engine we end an expired one."""
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        tokenizer: Tokenizer | None,
+        *,
+        tombstones_max: int,
+        grace_s: float,
+    ) -> None:
+        self.ledger = Ledger(tombstones_max=tombstones_max)
+        self._queue = queue
+        self._tokenizer = tokenizer
+        self._grace_s = grace_s
+        self._live: dict[int, _Live] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self.num_dropped_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def submit(self, request: ExecutorRequest, now_s: float) -> GenerationResult:
+        """Register, then send. Raises RequestError; nothing is left of it then."""
+        text = Postprocessor(request, self._tokenizer)
+        client_id = self.ledger.register(request.external_id)
+        result = GenerationResult(client_id, self.cancel)
+        ends_at_s = now_s + request.deadline_s + self._grace_s
+        self._live[client_id] = _Live(result, text, ends_at_s)
+        if not self._queue.offer(Submit(to_engine_request(request, client_id))):
+            error = OverloadedError("the engine's request queue is full")
+            self.fail(client_id, error)
+            raise error
+        self.ledger.apply(client_id, Event.SEND)
+        self._push_deadline(ends_at_s, client_id)
+        return result
+
+    def cancel(self, client_id: int) -> None:
+        """Unknown and ended ids are counted and ignored; a second cancel changes nothing."""
+        is_first = self.ledger.state(client_id) is not State.CANCELLING
+        if self.ledger.apply(client_id, Event.CANCEL) is Outcome.APPLIED and is_first:
+            self._queue.put(Cancel(client_id))
+
+    def on_accepted(self, client_id: int) -> None:
+        self.ledger.apply(client_id, Event.ACCEPT)
+
+    def on_output(self, output: EngineOutput) -> None:
+        client_id = output.request_id
+        live = self._live.get(client_id)
+        if self.ledger.apply(client_id, _event_of(output, live)) is not Outcome.APPLIED:
+            return
+        assert live is not None  # the ledger and this table hold the same ids
+        if output.error is not None and not live.text.is_stopped:
+            del self._live[client_id]
+            live.result.fail(from_data(output.error))
+            return
+        self._absorb(live, output)
+
+    def fail(self, client_id: int, error: BatonError) -> None:
+        """End one from our side."""
+        live = self._live.pop(client_id)
+        self.ledger.apply(client_id, Event.FAIL)
+        live.result.fail(error)
+
+    def fail_all(self, error: BatonError, *, cancel: bool) -> None:
+        """`cancel` where the worker lives and must let go of them too."""
+        for client_id in list(self._live):
+            self.fail(client_id, error)
+            if cancel:
+                self._queue.put(Cancel(client_id))
+
+    def expire(self, now_s: float) -> None:
+        """End what the engine should have ended by now: it hangs, or is far behind."""
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            client_id = heapq.heappop(self._deadlines)[1]
+            if client_id in self._live:
+                message = "the request's deadline passed and the engine did not end it"
+                self.fail(client_id, DeadlineExceededError(message, field="deadline_ms"))
+                self._queue.put(Cancel(client_id))
+
+    def check(self) -> None:
+        """Raises AssertionError where ledger and results disagree."""
+        self.ledger.check()
+        assert set(self.ledger.live()) == set(self._live)
+        assert not any(live.result.is_ended for live in self._live.values())
+
+    def _absorb(self, live: _Live, output: EngineOutput) -> None:
+        client_id = output.request_id
+        was_stopped = live.text.is_stopped
+        is_end = output.finish is not None or output.error is not None
+        try:
+            chunk = live.text.absorb(output)
+        except Exception as error:
+            logger.exception("postprocessing request %#x failed", client_id)
+            self._end_after_defect(live, client_id, error, is_end=is_end)
+            return
+        if is_end:
+            del self._live[client_id]
+            self.num_dropped_tokens += live.text.num_dropped
+        elif live.text.is_stopped and not was_stopped:
+            self.cancel(client_id)
+        if chunk is not None:
+            live.result.push(chunk)
+        lease = live.text.lease_to_release
+        if lease is not None:
+            self._queue.put(Release(UNAWAITED_CALL, lease.disagg_request_id, lease.pull_token))
+
+    def _end_after_defect(
+        self, live: _Live, client_id: int, error: Exception, *, is_end: bool
+    ) -> None:
+        failure = RequestFailedError(f"postprocessing failed: {type(error).__name__}: {error}")
+        if is_end:  # the ledger has its end already
+            del self._live[client_id]
+            live.result.fail(failure)
+        else:
+            self.fail(client_id, failure)
+            self._queue.put(Cancel(client_id))
+
+    def _push_deadline(self, ends_at_s: float, client_id: int) -> None:
+        heapq.heappush(self._deadlines, (ends_at_s, client_id))
+        if len(self._deadlines) > 2 * len(self._live) + 64:
+            self._deadlines = [(live.ends_at_s, key) for key, live in self._live.items()]
+            heapq.heapify(self._deadlines)
+
+
+def _event_of(output: EngineOutput, live: _Live | None) -> Event:
+    is_stopped = live is not None and live.text.is_stopped
+    if output.error is not None and not is_stopped:
+        is_cancel = output.error.kind == RequestCancelledError.__name__
+        return Event.CONFIRM if is_cancel else Event.FAIL
+    if output.error is not None or output.finish is not None:
+        return Event.FINISH
+    return Event.TOKENS

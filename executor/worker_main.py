@@ -1,0 +1,171 @@
+"""`python -m executor.worker_main`: the worker process, as the proxy spawns it.
+
+It reads its `Bootstrap` from standard input and takes that descriptor's end for
+its parent's end. SIGINT is the whole terminal group's and therefore the
+parent's to judge; SIGTERM stops the worker cleanly. Exit status: 0 stopped, 1
+the engine died or did not load, 3 the parent vanished.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from executor.engine.factory import create_engine
+from executor.inbox import Inbox
+from executor.ipc import (
+    TO_PROXY,
+    TO_WORKER,
+    FrameOpener,
+    FrameReceiver,
+    FrameSealer,
+    FrameSender,
+    open_pair,
+)
+from executor.messages import Bootstrap, Died, Hello, ToWorker, read_bootstrap
+from executor.outbox import Outbox
+from executor.worker import Heart, Receiver, Worker
+from protos.errors import BatonError, InternalError
+
+PR_SET_PDEATHSIG = 1
+EXIT_DIED = 1
+EXIT_PARENT_GONE = 3
+LINGER_MS = 2000
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    bootstrap = read_bootstrap(sys.stdin.buffer)
+    if bootstrap.dies_with_parent_thread:
+        _die_with_parent(bootstrap.parent_pid)
+    threading.Thread(target=_watch_parent, name="parent-watch", daemon=True).start()
+    return WorkerProcess(bootstrap).run()
+
+
+def start_ticks(pid: int) -> int:
+    """The process's start time, which with its pid names it for ever."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[19])
+
+
+class WorkerProcess:
+    """Sockets, signals and exit status around `Worker`."""
+
+    def __init__(self, bootstrap: Bootstrap) -> None:
+        self._bootstrap = bootstrap
+        self._stopping = threading.Event()
+        self._is_loaded = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._inbox = Inbox(bootstrap.queue_messages_max)
+        self._sender = FrameSender(
+            self._open(bootstrap.results_endpoint), FrameSealer(bootstrap.key, TO_PROXY)
+        )
+        self._outbox = Outbox(self._sender, self._stopping.is_set)
+        self._thread: Receiver | None = None
+        opener: FrameOpener[ToWorker] = FrameOpener(bootstrap.key, TO_WORKER, _TO_WORKER)
+        self._opener = opener
+        self._receiver = FrameReceiver(self._open(bootstrap.requests_endpoint), opener)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def run(self) -> int:
+        """The exit status. Threads and sockets that still wait end with the process."""
+        pid = os.getpid()
+        self._outbox.say(Hello(pid, start_ticks(pid), socket.gethostname()))
+        try:
+            self._serve()
+            status = 0
+        except Exception as error:
+            traceback.print_exc()
+            sys.stderr.flush()
+            self._outbox.say(Died(_to_baton(error).to_data()))
+            status = EXIT_DIED
+        self._close()
+        return status
+
+    def _close(self) -> None:
+        """Let the last words out: bounded by the sockets' linger."""
+        self._inbox.stop()  # frees a receiver that waits for room
+        self._sender.socket.close()
+        if self._thread is None:
+            self._receiver.socket.close(linger=0)
+        self._context.term()  # ends the receiver, which closes its own socket
+
+    def _serve(self) -> None:
+        bootstrap = self._bootstrap
+        engine = create_engine(bootstrap.config, self._inbox.wake)
+        self._is_loaded = True
+        try:
+            worker = Worker(
+                engine,
+                self._inbox,
+                self._outbox,
+                tombstones_max=bootstrap.tombstones_max,
+                count_bad_frames=lambda: self._opener.num_bad,
+            )
+            self._thread = Receiver(self._receiver, self._inbox, bootstrap.queue_messages_max)
+            self._thread.start()
+            heart = Heart(worker, self._outbox, bootstrap.heartbeat_s)
+            heart.start()
+            try:
+                worker.run()
+            finally:
+                heart.stop()
+        finally:
+            engine.close()
+
+    def _open(self, endpoint: str) -> zmq.Socket[bytes]:
+        return open_pair(
+            self._context,
+            endpoint,
+            is_server=False,
+            queue_messages_max=self._bootstrap.queue_messages_max,
+            message_bytes_max=self._bootstrap.message_bytes_max,
+            linger_ms=LINGER_MS,
+        )
+
+    def _on_sigterm(self, *_: Any) -> None:
+        self._stopping.set()
+        if not self._is_loaded:
+            os._exit(0)  # nothing of ours is worth closing before the engine stands
+        # Not here: the interrupted main thread may hold the inbox's lock.
+        threading.Thread(target=self._inbox.stop, daemon=True).start()
+
+
+_TO_WORKER: Any = ToWorker
+
+
+def _to_baton(error: Exception) -> BatonError:
+    if isinstance(error, BatonError):
+        return error
+    return InternalError(f"{type(error).__name__}: {error}")
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it went before the signal was armed
+        os._exit(EXIT_PARENT_GONE)
+
+
+def _watch_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(EXIT_PARENT_GONE)
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # no thread may keep a finished worker alive
