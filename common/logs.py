@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import re
 import sys
 import traceback
@@ -71,6 +72,33 @@ class Logs:
             return  # whoever read our stderr is gone; serving goes on
 
 
+class Bridge(logging.Handler):
+    """Lines of libraries and modules that use `logging` go the same way as ours.
+
+    Installed by a process's entry point, never by an import.
+    """
+
+    def __init__(self, logs: Logs) -> None:
+        super().__init__()
+        self._logs = logs
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = next((name for name, n in LEVELS.items() if record.levelno <= n), "error")
+        part = record.name.partition(".")[0]
+        if record.exc_info and record.exc_info[1] is not None:
+            Log(self._logs, part).exception(record.getMessage(), record.exc_info[1])
+        else:
+            self._logs.write(level, part, record.getMessage(), {})
+
+    def install(self) -> None:
+        root = logging.getLogger()
+        root.addHandler(self)
+        root.setLevel(LEVELS[self._logs.level])
+
+    def uninstall(self) -> None:
+        logging.getLogger().removeHandler(self)
+
+
 @dataclass(frozen=True)
 class Log:
     """The logging voice of one part of a process."""
@@ -98,9 +126,15 @@ class Log:
 
 def _text_line(head: dict[str, str], fields: dict[str, object]) -> str:
     words = [head["time"], head["level"], *filter(None, (head["name"],)), head["part"]]
-    words.append(head["event"])
+    words.append(_one_line(head["event"]))
     words.extend(f"{name}={_text_value(value)}" for name, value in fields.items())
     return " ".join(words)
+
+
+def _one_line(text: str) -> str:
+    """An event of another library may hold anything; ours are plain words."""
+    text = shorten(text, VALUE_LENGTH_MAX)
+    return text if text.isprintable() else json.dumps(text, ensure_ascii=True)
 
 
 def _text_value(value: object) -> str:

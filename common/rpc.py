@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from common.security import CONTROL_METADATA_KEY, ClusterSecret
+from protos import control_pb2_grpc, inference_pb2_grpc
 from protos.errors import BatonError, ConfigError
 from protos.status import STATUS_DETAILS_KEY, grpc_code, status_details
 
@@ -45,6 +46,12 @@ def split_address(listen: str, field: str = "listen") -> tuple[str, int]:
 
 def new_server() -> grpc.aio.Server:
     return grpc.aio.server(options=_SERVER_OPTIONS)
+
+
+def add_services(server: grpc.aio.Server, inference: object, control: object) -> None:
+    """Both services of ours, whose generated stubs bear no types."""
+    inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)  # type: ignore[no-untyped-call]
+    control_pb2_grpc.add_ControlServicer_to_server(control, server)  # type: ignore[no-untyped-call]
 
 
 def bind(server: grpc.aio.Server, listen: str, field: str = "listen") -> str:

@@ -1,0 +1,19 @@
+"""`python -m context_server --config FILE`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from context_server.config import ContextServerConfig
+from context_server.service import ContextRole
+from serving.run import main as run_server
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 stopped as asked, 2 cannot start, 70 the engine died."""
+    return run_server(ContextRole, ContextServerConfig, "context_server", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

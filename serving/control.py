@@ -1,0 +1,98 @@
+"""The Control service of one server. Every call needs the control token."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from common.logs import Log
+from common.rpc import check_control, fail
+from protos import control_pb2 as pb
+from protos import control_pb2_grpc
+from protos.codec import (
+    disagg_id_from_proto,
+    ledger_to_proto,
+    load_to_proto,
+    model_info_to_proto,
+    server_info_to_proto,
+)
+from protos.errors import BatonError, InternalError, InvalidRequestError
+from serving.state import ServerState
+
+Answer = TypeVar("Answer")
+
+
+class ControlServicer(control_pb2_grpc.ControlServicer):
+    """Answers in every phase what can be answered in it."""
+
+    def __init__(self, state: ServerState, log: Log) -> None:
+        self._state = state
+        self._log = log
+
+    async def GetServerInfo(self, _request: Any, context: Any) -> pb.ServerInfo:  # noqa: N802
+        async def answer() -> pb.ServerInfo:
+            return server_info_to_proto(self._state.info())
+
+        return await self._answer(context, answer)
+
+    async def GetModelInfo(self, _request: Any, context: Any) -> pb.ModelInfo:  # noqa: N802
+        async def answer() -> pb.ModelInfo:
+            return model_info_to_proto(self._state.running().executor.identity.model_info)
+
+        return await self._answer(context, answer)
+
+    async def GetLoad(self, _request: Any, context: Any) -> pb.Load:  # noqa: N802
+        async def answer() -> pb.Load:
+            return load_to_proto(await self._state.running().executor.load())
+
+        return await self._answer(context, answer)
+
+    async def Release(self, request: pb.LeaseRequest, context: Any) -> pb.LeaseResponse:  # noqa: N802
+        async def answer() -> pb.LeaseResponse:
+            _check_lease(request)
+            executor = self._state.running().executor
+            disagg_id = disagg_id_from_proto(request.disagg_request_id)
+            return pb.LeaseResponse(found=await executor.release(disagg_id, request.pull_token))
+
+        return await self._answer(context, answer)
+
+    async def Renew(self, request: pb.LeaseRequest, context: Any) -> pb.LeaseResponse:  # noqa: N802
+        async def answer() -> pb.LeaseResponse:
+            _check_lease(request)
+            executor = self._state.running().executor
+            disagg_id = disagg_id_from_proto(request.disagg_request_id)
+            return pb.LeaseResponse(found=await executor.renew(disagg_id, request.pull_token))
+
+        return await self._answer(context, answer)
+
+    async def GetLedger(self, _request: Any, context: Any) -> pb.Ledger:  # noqa: N802
+        async def answer() -> pb.Ledger:
+            return ledger_to_proto(await self._state.running().executor.audit())
+
+        return await self._answer(context, answer)
+
+    async def _answer(
+        self,
+        context: grpc.aio.ServicerContext[Any, Any],
+        answer: Callable[[], Awaitable[Answer]],
+    ) -> Answer:
+        try:
+            check_control(context, self._state.secret)
+            return await answer()
+        except BatonError as error:
+            await fail(context, error)
+        except Exception as error:
+            self._log.exception("control_call_broke", error)
+            await fail(context, InternalError(f"{type(error).__name__}: see the server's log"))
+
+
+def _check_lease(request: pb.LeaseRequest) -> None:
+    if not request.HasField("disagg_request_id"):
+        raise InvalidRequestError(
+            "disagg_request_id is absent; it must be given",
+            field="disagg_request_id",
+            value="absent",
+            limit="given",
+        )

@@ -1,0 +1,267 @@
+"""The life of one server process, the same for both roles.
+
+    arguments, YAML, secret -> ports taken -> answering "starting"
+      -> tokenizer and engine up -> ready
+      -> SIGTERM or SIGINT: no new requests, a grace for open ones, the rest end
+         UNAVAILABLE, the engine stops                            -> exit 0
+      -> the engine dies: every open request ends UNAVAILABLE     -> exit 70
+
+What cannot work at the start is one line on stderr and exit 2. Ports are taken
+before the model is loaded, so that a port in use is told at once. A second
+signal ends the process on the spot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.config import load_config
+from common.logs import Bridge, Logs
+from common.metrics import Gauges, Metrics, MetricsServer
+from common.process import (
+    EXIT_CONFIG,
+    EXIT_ENGINE_DEAD,
+    EXIT_OK,
+    ProcessOptions,
+    StopSignals,
+    die_with_parent,
+    parse_options,
+    tell_ready,
+)
+from common.rpc import Health, add_services, bind, enable_reflection, new_server
+from common.security import load_secret
+from common.text.tokenizer import Tokenizer, load_tokenizer
+from executor.executor import GenerationExecutor
+from protos.errors import BatonError, ConfigError, EngineDeadError, ServerUnavailableError
+from serving.config import ServerConfig
+from serving.control import ControlServicer
+from serving.inference import InferenceServicer
+from serving.live import LiveRequests
+from serving.role import Role
+from serving.state import ServerState, Serving
+
+HEALTH_INTERVAL_S = 0.5
+SCRAPE_S_MAX = 2.0
+ENDING_S_MAX = 1.0
+"""How long ended streams may take to tell their clients so."""
+EXECUTOR_STOP_S_MAX = 30.0
+LAST_WRITES_S = 0.3
+
+
+def main(
+    role: type[Role],
+    config_type: type[ServerConfig],
+    program: str,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """A server process from its command line to its exit status."""
+    options = parse_options(program, f"One {role.name} server of a Baton cluster.", argv)
+    try:
+        if options.die_with_parent:
+            die_with_parent()
+        config = load_config(options.config, config_type)
+        process = ServerProcess(config, role, options)
+        bridge = Bridge(process.logs)
+        bridge.install()
+        try:
+            return asyncio.run(process.run())
+        finally:
+            bridge.uninstall()
+    except ConfigError as error:
+        sys.stderr.write(f"{program}: {error.message}\n")
+        return EXIT_CONFIG
+    except BatonError as error:
+        sys.stderr.write(f"{program}: {error.message}\n")
+        return EXIT_ENGINE_DEAD
+
+
+class ServerProcess:
+    """One life; `run` is called once, on the main thread's event loop."""
+
+    def __init__(self, config: ServerConfig, role: type[Role], options: ProcessOptions) -> None:
+        """Raises ConfigError for a secret that cannot be used."""
+        self._config = config
+        self._options = options
+        secret = load_secret(Path(config.secret_file))
+        level = options.log_level or config.log_level
+        self.logs = Logs(name=config.name, level=level, format=config.log_format)
+        self._log = self.logs.get("server")
+        self.state = ServerState(name=config.name, role=role.name, secret=secret)
+        self._live = LiveRequests(config.max_open_requests)
+        self._metrics = Metrics(role.name, self._read_gauges)
+        self._role = role(config.name, secret)
+
+    async def run(self) -> int:
+        """Until a signal or the engine's death; returns the exit status.
+
+        Raises ConfigError or EngineDeadError where the start fails.
+        """
+        with StopSignals() as signals:
+            return await self.serve(signals.stopping)
+
+    async def serve(self, stopping: asyncio.Event) -> int:
+        """The same, stopped by `stopping`."""
+        self._loop = asyncio.get_running_loop()
+        await self._open()
+        try:
+            return await self._live_and_die(stopping)
+        finally:
+            await self._close()
+
+    async def _open(self) -> None:
+        """Take the ports and answer, though no request is served yet."""
+        self._server = new_server()
+        self.state.address = bind(self._server, self._config.listen)
+        metrics_listen = self._config.metrics_listen
+        self._metrics_server = (
+            MetricsServer(self._metrics, metrics_listen) if metrics_listen else None
+        )
+        self._inference = InferenceServicer(
+            self.state,
+            self._role,
+            live=self._live,
+            metrics=self._metrics,
+            log=self.logs.get("inference"),
+            default_deadline_s=self._config.engine.default_deadline_s,
+        )
+        control = ControlServicer(self.state, self.logs.get("control"))
+        add_services(self._server, self._inference, control)
+        self._health = Health(self._server)
+        enable_reflection(self._server)
+        await self._health.set_ready(False)
+        await self._health.set_live(True)
+        await self._server.start()
+        if self._metrics_server is not None:
+            self._metrics_server.start()
+            self._log.info("metrics", listen=self._metrics_server.address)
+        self._log.info("starting", role=self.state.role, listen=self.state.address)
+
+    async def _close(self) -> None:
+        """Idempotent parts, each bounded; streams get a moment for their last words."""
+        await self._inference.close()
+        await self._server.stop(LAST_WRITES_S)
+        if self._metrics_server is not None:
+            await asyncio.to_thread(self._metrics_server.close)
+        self._log.info("stopped")
+
+    async def _live_and_die(self, stopping: asyncio.Event) -> int:
+        serving = await self._start(stopping)
+        if serving is None:
+            return EXIT_OK
+        self.state.set_ready(serving)
+        await self._health.set_ready(True)
+        self._log.info("ready", name=self._config.name, listen=self.state.address)
+        tell_ready(self._options.ready_fd, self.state.address)
+        executor = serving.executor
+        death = asyncio.create_task(executor.wait_dead())
+        stop = asyncio.create_task(stopping.wait())
+        watch = asyncio.create_task(self._watch_health(executor))
+        try:
+            await asyncio.wait({death, stop}, return_when=asyncio.FIRST_COMPLETED)
+            watch.cancel()
+            if death.done():
+                return await self._on_death(executor, death.result())
+            return await self._on_stop(executor)
+        finally:
+            for task in (death, stop, watch):
+                task.cancel()
+            await asyncio.gather(death, stop, watch, return_exceptions=True)
+
+    async def _start(self, stopping: asyncio.Event) -> Serving | None:
+        """The engine, or None where a signal came first. Raises ConfigError, EngineDeadError."""
+        start = asyncio.create_task(self.start_serving())
+        stop = asyncio.create_task(stopping.wait())
+        await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if start.done():
+            return start.result()
+        self._log.info("stopping", why="a signal came during the start")
+        start.cancel()
+        outcome = (await asyncio.gather(start, return_exceptions=True))[0]
+        if isinstance(outcome, Serving):  # it was up before the cancel reached it
+            await outcome.executor.shutdown()
+        return None
+
+    async def start_serving(self) -> Serving:
+        """Load the tokenizer, then start the engine's worker. Raises ConfigError first."""
+        config = self._config.engine
+        if config.engine == "torch" and not config.model:
+            raise ConfigError(
+                "engine.model is empty; it must name a Hugging Face folder or a GGUF file "
+                "(`baton model demo` prints one)",
+                field="engine.model",
+            )
+        tokenizer: Tokenizer | None = None
+        if config.model:
+            tokenizer = await asyncio.to_thread(load_tokenizer, Path(config.model))
+        executor = await GenerationExecutor.create(
+            config, name=self._config.name, progress=self._on_progress, tokenizer=tokenizer
+        )
+        return Serving(executor=executor, tokenizer=tokenizer)
+
+    def _on_progress(self, what: str) -> None:
+        self._log.info("progress", what=what)
+        if self.state.phase == "starting":
+            self.state.detail = what
+
+    async def _watch_health(self, executor: GenerationExecutor) -> None:
+        """Readiness follows the engine's progress, both ways."""
+        was_good = True
+        while True:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+            trouble = ""
+            try:
+                executor.check_health()
+            except BatonError as error:
+                trouble = error.message
+            if bool(trouble) == was_good:
+                was_good = not trouble
+                self._log.warning("health", ready=was_good, why=trouble)
+                await self._health.set_ready(was_good)
+
+    async def _on_stop(self, executor: GenerationExecutor) -> int:
+        self._log.info("stopping", open_requests=len(self._live))
+        self.state.move("draining", "")
+        await self._health.set_ready(False)
+        if not await self._inference.wait_idle(self._config.shutdown_grace_s):
+            reason = ServerUnavailableError(
+                f"{self.state.role} server {self.state.name!r} is shutting down"
+            )
+            self._log.info("streams_ended", num=self._live.end_all(reason))
+            await self._inference.wait_idle(ENDING_S_MAX)
+        executor.pre_shutdown()
+        await self._shut_executor(executor)
+        return EXIT_OK
+
+    async def _on_death(self, executor: GenerationExecutor, error: EngineDeadError) -> int:
+        """The executor fails every open result; what is left here is to say so and go."""
+        self._log.error("engine_dead", error=error.message, open_requests=len(self._live))
+        self.state.move("dead", error.message)
+        await self._health.set_ready(False)
+        await self._health.set_live(False)
+        self._live.end_all(error)
+        await self._inference.wait_idle(ENDING_S_MAX)
+        await self._shut_executor(executor)
+        return EXIT_ENGINE_DEAD
+
+    async def _shut_executor(self, executor: GenerationExecutor) -> None:
+        try:
+            await asyncio.wait_for(executor.shutdown(), EXECUTOR_STOP_S_MAX)
+        except (BatonError, TimeoutError) as error:
+            self._log.error("executor_left_behind", error=str(error) or type(error).__name__)
+
+    def _read_gauges(self) -> Gauges | None:
+        """Called in the thread that scrapes; the loop answers within a bound or not at all."""
+        reading = asyncio.run_coroutine_threadsafe(self._gauges(), self._loop)
+        try:
+            return reading.result(SCRAPE_S_MAX)
+        except (BatonError, TimeoutError, asyncio.CancelledError):
+            reading.cancel()
+            return None
+
+    async def _gauges(self) -> Gauges:
+        executor = self.state.running().executor
+        return Gauges(load=await executor.load(), audit=await executor.audit())
