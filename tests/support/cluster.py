@@ -112,6 +112,19 @@ class Cluster:
             raise
         return cluster
 
+    @classmethod
+    def alone(cls, folder: Path, engine: Mapping[str, Any]) -> Cluster:
+        """One generation server named `single`, no router: one engine for comparison."""
+        folder.mkdir(parents=True, exist_ok=True)
+        cluster = cls(folder, create_secret(folder / "secret"))
+        cluster.spawn("single", "generation_server", {"engine": engine})
+        try:
+            cluster.wait_ready("single")
+        except BaseException:
+            cluster.stop()
+            raise
+        return cluster
+
     # --- processes ----------------------------------------------------------
 
     def spawn(self, name: str, module: str, config: Mapping[str, Any]) -> Process:
