@@ -34,7 +34,7 @@ from kv_transfer.transport import (
     SegmentSent,
     TransportEvent,
 )
-from kv_transfer.ucx_binding import IN_PROGRESS, Ucp, import_ucxx, iov_array
+from kv_transfer.ucx_binding import IN_PROGRESS, ErrorCallback, Ucp, import_ucxx, iov_array
 from protos.errors import ConfigError, InternalError
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ _STUCK_FACTOR = 5
 class _Peer:
     number: int
     address: bytes
-    endpoint: Any
-    closing: Any = None
+    endpoint: int
+    is_closing: bool = False
+    closing_request: int = 0
     closing_cause: str = ""
     closing_since: float = 0.0
 
@@ -95,6 +96,7 @@ class UcxTransport:
         self._frames: OrderedDict[int, _FrameQueue] = OrderedDict()
         self._events: deque[TransportEvent] = deque()
         self._lost: deque[int] = deque()
+        self._on_lost = ErrorCallback(lambda number, _endpoint, _status: self._lost.append(number))
         self._wires_seen: list[str] = []
         self._is_closed = False
         self._open_worker()
@@ -137,21 +139,20 @@ class UcxTransport:
 
     def connect(self, address: bytes) -> int:
         for peer in self._peers.values():
-            if peer.address == address and peer.closing is None:
+            if peer.address == address and not peer.is_closing:
                 return peer.number
         number = next(self._numbers)
         digest, worker_address = address[:_DIGEST_BYTES], address[_DIGEST_BYTES:]
         if not worker_address or _digest(worker_address) != digest:
             self._events.append(PeerDown(number, "the address is damaged"))
             return number
-        try:
-            endpoint = self._ucxx.UCXEndpoint.create_from_worker_address(
-                self._worker, self._ucxx.UCXAddress.create_from_buffer(worker_address), True
-            )
-        except Exception as error:  # UCX's errors have no common class below Exception
-            self._events.append(PeerDown(number, f"no connection: {error}"))
+        endpoint = self._ucp.open_endpoint(
+            self._worker_handle, worker_address, self._on_lost, number
+        )
+        if endpoint < 0:
+            cause = f"no connection: {self._ucp.text(endpoint)}"
+            self._events.append(PeerDown(number, cause))
             return number
-        endpoint.set_close_callback(self._lost.append, (number,))
         self._peers[number] = _Peer(number, address, endpoint)
         return number
 
@@ -161,7 +162,7 @@ class UcxTransport:
         if known is None:
             return
         buffer = (ctypes.c_char * len(frame)).from_buffer_copy(frame)
-        request = self._ucp.send_bytes(known.endpoint.handle, self._control_tag, buffer)
+        request = self._ucp.send_bytes(known.endpoint, self._control_tag, buffer)
         self._started(_Operation(request, peer, "frame", buffer))
 
     def send_segment(self, peer: int, tag: int, regions: Sequence[Region]) -> int:
@@ -169,7 +170,7 @@ class UcxTransport:
         if known is None:
             return self._ended_at_once(SegmentSent, "the peer is down")
         buffer = iov_array(regions)
-        request = self._ucp.send_regions(known.endpoint.handle, _SEGMENT | tag, buffer)
+        request = self._ucp.send_regions(known.endpoint, _SEGMENT | tag, buffer)
         return self._started(_Operation(request, peer, "send", buffer))
 
     def post_receive(self, peer: int, tag: int, regions: Sequence[Region]) -> int:
@@ -203,7 +204,8 @@ class UcxTransport:
     def close_peer(self, peer: int, cause: str) -> None:
         known = self._open_peer(peer)
         if known is not None:
-            known.closing = known.endpoint.close()
+            known.is_closing = True
+            known.closing_request = self._ucp.close_endpoint(known.endpoint)
             known.closing_cause = cause
             known.closing_since = time.monotonic()
 
@@ -226,18 +228,18 @@ class UcxTransport:
 
     def describe(self) -> str:
         for peer in self._peers.values():
-            if peer.closing is None:
-                for wire in self._ucp.wires(peer.endpoint.handle):
+            if not peer.is_closing:
+                for wire in self._ucp.wires(peer.endpoint):
                     if wire not in self._wires_seen:
                         self._wires_seen.append(wire)
         return ",".join(self._wires_seen) or f"{self._settings.tls} (configured)"
 
     def _open_peer(self, peer: int) -> _Peer | None:
         known = self._peers.get(peer)
-        return known if known is not None and known.closing is None else None
+        return None if known is None or known.is_closing else known
 
     def _is_closing(self) -> bool:
-        return any(peer.closing is not None for peer in self._peers.values())
+        return any(peer.is_closing for peer in self._peers.values())
 
     def _started(self, operation: _Operation) -> int:
         number = next(self._numbers)
@@ -320,18 +322,27 @@ class UcxTransport:
             self._events.append(SegmentReceived(number, error))
 
     def _reap_peers(self) -> None:
-        for peer in [peer for peer in self._peers.values() if peer.closing is not None]:
-            if peer.closing.completed:
+        for peer in [peer for peer in self._peers.values() if peer.is_closing]:
+            has_ended = self._has_ended(peer)
+            if has_ended:
                 self._cancel_unmatched(peer)
             left = sum(o.peer == peer.number for o in self._operations.values())
             age_s = time.monotonic() - peer.closing_since
-            if peer.closing.completed and not left:
+            if has_ended and not left:
                 del self._peers[peer.number]
                 self._events.append(PeerDown(peer.number, peer.closing_cause))
             elif age_s > _STUCK_FACTOR * self._settings.close_s_max:
                 raise InternalError(
                     f"UCX did not end an endpoint and its {left} operations in {age_s:.1f} s"
                 )
+
+    def _has_ended(self, peer: _Peer) -> bool:
+        if peer.closing_request > 0:
+            if self._ucp.status(peer.closing_request) == IN_PROGRESS:
+                return False
+            self._ucp.free(peer.closing_request)
+            peer.closing_request = 0
+        return True
 
     def _cancel_unmatched(self, peer: _Peer) -> None:
         """A receive that outlives its endpoint was never met by a message: cancelling is safe."""

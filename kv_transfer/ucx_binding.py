@@ -1,8 +1,10 @@
 """The few UCP calls that ucxx's Python layer lacks, by ctypes on the same libucp.
 
-ucxx makes the context, the worker and the endpoints; their handles are used
-here for tagged messages with gather lists, for receiving frames of unknown
-length, for registering the pool and for asking which wires an endpoint uses.
+ucxx makes the context and the worker; their handles are used here for tagged
+messages with gather lists, for receiving frames of unknown length, for
+registering the pool, and for the endpoints: ucxx 0.52 answers `close` of an
+endpoint that has already failed with an empty request, and looking at that
+crashes the process.
 Constants and layouts are those of UCX 1.2x's ucp.h, which are stable there:
 fields are only ever added behind a mask.
 """
@@ -23,7 +25,11 @@ IN_PROGRESS = 1
 CANCELED = -16
 
 _ATTR_DATATYPE = 1 << 3
+_ATTR_FLAGS = 1 << 4
 _ATTR_NO_IMMEDIATE = 1 << 16
+_CLOSE_FORCE = 1
+_ENDPOINT_ADDRESS_MODE_AND_CALLBACK = 1 | 2 | 4
+_ERROR_MODE_PEER = 1
 _DATATYPE_IOV = 2
 _MEM_MAP_ADDRESS_AND_LENGTH = 3
 _EP_ATTR_TRANSPORTS = 1 << 3
@@ -33,6 +39,21 @@ _IMPORT_LOCK = threading.Lock()
 
 class Iov(C.Structure):
     _fields_ = [("buffer", C.c_void_p), ("length", C.c_size_t)]
+
+
+ErrorCallback = C.CFUNCTYPE(None, C.c_void_p, C.c_void_p, C.c_int8)
+"""Called from inside the worker's progress with (the peer's number, endpoint, status)."""
+
+
+class _EndpointParam(C.Structure):
+    _fields_ = [
+        ("field_mask", C.c_uint64),
+        ("address", C.c_void_p),
+        ("error_mode", C.c_int),
+        ("error_callback", ErrorCallback),
+        ("error_argument", C.c_void_p),
+        ("rest", C.c_char * 256),
+    ]
 
 
 class _RequestParam(C.Structure):
@@ -128,6 +149,11 @@ class Ucp:
         self._map = _typed(lib.ucp_mem_map, C.c_int8, pointer, C.POINTER(_MemMapParam), pointer)
         self._unmap = _typed(lib.ucp_mem_unmap, C.c_int8, pointer, pointer)
         self._query = _typed(lib.ucp_ep_query, C.c_int8, pointer, C.POINTER(_EndpointAttributes))
+        self._create = _typed(
+            lib.ucp_ep_create, C.c_int8, pointer, C.POINTER(_EndpointParam), pointer
+        )
+        self._close = _typed(lib.ucp_ep_close_nbx, pointer, pointer, param)
+        self._force = _RequestParam(op_attr_mask=_ATTR_FLAGS, flags=_CLOSE_FORCE)
         ucs = C.CDLL(str(folder / "libucs.so"))
         self._status_text = _typed(ucs.ucs_status_string, C.c_char_p, C.c_int8)
         self._plain = _RequestParam(op_attr_mask=_ATTR_NO_IMMEDIATE)
@@ -135,6 +161,25 @@ class Ucp:
             op_attr_mask=_ATTR_NO_IMMEDIATE | _ATTR_DATATYPE, datatype=_DATATYPE_IOV
         )
         self._info = _TagInfo()
+
+    def open_endpoint(self, worker: int, address: bytes, callback: Any, number: int) -> int:
+        """An endpoint's handle, or a negative status. Keep `callback` alive."""
+        buffer = (C.c_char * len(address)).from_buffer_copy(address)
+        param = _EndpointParam(
+            field_mask=_ENDPOINT_ADDRESS_MODE_AND_CALLBACK,
+            address=C.addressof(buffer),
+            error_mode=_ERROR_MODE_PEER,
+            error_callback=callback,
+            error_argument=number,
+        )
+        handle = C.c_void_p()
+        status = int(self._create(worker, C.byref(param), C.byref(handle)))
+        return status if status != 0 or handle.value is None else handle.value
+
+    def close_endpoint(self, endpoint: int) -> int:
+        """A request that ends when the endpoint has, or 0 or less where it ended at once."""
+        pointer = self._close(endpoint, C.byref(self._force))
+        return 0 if pointer is None else _request(pointer)
 
     def send_bytes(self, endpoint: int, tag: int, data: C.Array[C.c_char]) -> int:
         """A request, or a negative status. Keep `data` alive until the request ended."""
