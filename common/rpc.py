@@ -13,11 +13,12 @@ from grpc_reflection.v1alpha import reflection
 
 from common.security import CONTROL_METADATA_KEY, ClusterSecret
 from protos import control_pb2_grpc, inference_pb2_grpc
-from protos.errors import BatonError, ConfigError
+from protos.errors import BatonError, ConfigError, shorten
 from protos.status import STATUS_DETAILS_KEY, grpc_code, status_details
 
 MESSAGE_BYTES_MAX = 16 << 20
 SERVICES = ("baton.v1.Inference", "baton.v1.Control")
+STATUS_LENGTH_MAX = 1000
 LIVENESS = "liveness"
 READINESS = "readiness"
 
@@ -72,9 +73,15 @@ def bind(server: grpc.aio.Server, listen: str, field: str = "listen") -> str:
 
 
 async def fail(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:
-    """End a call by our error, with its details in the trailer."""
-    context.set_trailing_metadata(((STATUS_DETAILS_KEY, status_details(error)),))
-    await context.abort(grpc_code(error), error.message)
+    """End a call by our error, with its details in the trailer.
+
+    Only the message's first line travels: gRPC drops a trailer of many
+    kilobytes, and a dead worker's last log lines are not for clients.
+    """
+    line = shorten(error.message.partition("\n")[0], STATUS_LENGTH_MAX)
+    told = type(error)(line, field=error.field, value=error.value, limit=error.limit)
+    context.set_trailing_metadata(((STATUS_DETAILS_KEY, status_details(told)),))
+    await context.abort(grpc_code(told), told.message)
     raise AssertionError("abort always raises")
 
 

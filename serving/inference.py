@@ -85,7 +85,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 "request_failed",
                 external_id=message.external_id,
                 outcome=error.status,
-                error=error.message,
+                error=error.message.partition("\n")[0],
             )
             await fail(context, error)
         except Exception as error:

@@ -238,8 +238,11 @@ class ServerProcess:
 
     async def _on_death(self, executor: GenerationExecutor, error: EngineDeadError) -> int:
         """The executor fails every open result; what is left here is to say so and go."""
-        self._log.error("engine_dead", error=error.message, open_requests=len(self._live))
-        self.state.move("dead", error.message)
+        cause, *lines = error.message.splitlines()
+        self._log.error("engine_dead", error=cause, open_requests=len(self._live))
+        for line in lines:
+            self._log.error("worker_said", line=line.strip())
+        self.state.move("dead", cause)
         await self._health.set_ready(False)
         await self._health.set_live(False)
         self._live.end_all(error)
