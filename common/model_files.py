@@ -107,10 +107,12 @@ def _tokenizer_eos_id(folder: Path) -> int | None:
     eos = token_text(read_json(folder / "tokenizer_config.json").get("eos_token"))
     if eos is None:
         return None
-    for added in read_json(folder / "tokenizer.json").get("added_tokens") or ():
+    tokenizer = read_json(folder / "tokenizer.json")
+    for added in tokenizer.get("added_tokens") or ():
         if added.get("content") == eos:
             return int(added["id"])
-    return None
+    vocab = (tokenizer.get("model") or {}).get("vocab")
+    return vocab.get(eos) if isinstance(vocab, dict) else None
 
 
 def _distinct(values: list[Any]) -> tuple[int, ...]:

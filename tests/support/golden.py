@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ class GoldenPrompt:
 
 def _load() -> list[GoldenPrompt]:
     data = json.loads(Path(__file__).with_name("golden_prompts.json").read_text())
-    return [GoldenPrompt(**prompt) for prompt in data["prompts"]]
+    names = [field.name for field in fields(GoldenPrompt)]
+    return [GoldenPrompt(**{name: prompt[name] for name in names}) for prompt in data["prompts"]]
 
 
 GOLDEN = _load()
