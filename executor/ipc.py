@@ -12,6 +12,7 @@ is used by one thread, or under its user's lock.
 from __future__ import annotations
 
 import hmac
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -36,7 +37,7 @@ class PrivateDirectory:
     """A fresh 0700 folder for socket files; `close` removes it and is safe twice."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="baton-ipc-"))
+        self.path = Path(tempfile.mkdtemp(prefix=f"baton-ipc-{os.getpid()}-"))
 
     def endpoint(self, name: str) -> str:
         path = str(self.path / name)

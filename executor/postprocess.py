@@ -65,7 +65,7 @@ class Postprocessor:
         token_ids = output.token_ids[: delta.num_tokens]
         self._count(token_ids, output)
         finish = output.finish
-        if self.is_stopped:
+        if delta.stop_string is not None:
             finish = self._stopped(finish) if finish is not None else None
         elif finish is not None and finish.context_phase_params is not None:
             finish = self._with_text_length(finish, finish.context_phase_params)

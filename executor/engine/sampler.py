@@ -63,9 +63,7 @@ def sample(logits_bv: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
     top_b = logits_bv.gather(1, best_b[:, None])[:, 0]
     is_finite = torch.isfinite(top_b).tolist()
     chosen: list[int] = best_b.tolist()
-    drawn = [
-        index for index, row in enumerate(rows) if row.temperature > 0 and is_finite[index]
-    ]
+    drawn = [index for index, row in enumerate(rows) if row.temperature > 0 and is_finite[index]]
     if drawn:
         picks = _draw(logits_bv[drawn], [rows[index] for index in drawn])
         for index, token_id in zip(drawn, picks, strict=True):
@@ -91,9 +89,7 @@ def kept_probabilities(
         return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
 
     temperature_b1 = column([row.temperature for row in rows])
-    sorted_bv, ids_bv = torch.sort(
-        logits_bv.double(), dim=-1, descending=True, stable=True
-    )
+    sorted_bv, ids_bv = torch.sort(logits_bv.double(), dim=-1, descending=True, stable=True)
     # The largest is subtracted first: a tiny temperature must not overflow.
     scaled_bv = (sorted_bv - sorted_bv[:, :1]) / temperature_b1
     weights_bv = scaled_bv.exp()

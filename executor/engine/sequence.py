@@ -52,7 +52,7 @@ class Sequence:
     """Prompt tokens whose KV the prefix cache already had."""
     num_streamed_before: int = 0
     """First tokens that came with context_phase_params; not streamed again."""
-    kv: KvStats = KvStats()
+    kv: KvStats = field(default_factory=KvStats)
     marks: dict[str, float] = field(default_factory=dict)
     """Named instants on the engine's clock: scheduled, first_token, pulled."""
 

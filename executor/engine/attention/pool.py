@@ -51,9 +51,7 @@ class KvPool:
     def slot_rows(self, blocks: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """Rows of `slots` for layer 0: [2, tokens, kv_heads]; add `slot_step * layer`."""
         heads = torch.arange(self.pieces_per_layer, device=blocks.device)
-        pieces = blocks[None, :, None] * self.pieces_per_block + heads.view(
-            2, 1, self.num_kv_heads
-        )
+        pieces = blocks[None, :, None] * self.pieces_per_block + heads.view(2, 1, self.num_kv_heads)
         return pieces * self.tokens_per_block + offsets[None, :, None]
 
     def piece_rows(self, block_table: torch.Tensor) -> torch.Tensor:

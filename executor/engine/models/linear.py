@@ -50,7 +50,7 @@ def _packed_linear(
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether packed weights exist here and compute what `F.linear` computes."""
     is_candidate = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
-    if not is_candidate or not torch.backends.mkldnn.is_available():
+    if not is_candidate or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(96, 64, generator=generator).to(dtype)

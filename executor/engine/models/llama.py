@@ -84,7 +84,7 @@ class LlamaModel:
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         qkv = layer.qkv(self._rms_norm(x_te, layer.input_norm))
         qkv = qkv.view(len(x_te), num_heads + 2 * num_kv_heads, config.head_dim)
-        q_thd, k_tkd, v_tkd = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        q_thd, k_tkd, v_tkd = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q_thd = self._rms_norm(q_thd, layer.q_norm)
             k_tkd = self._rms_norm(k_tkd, layer.k_norm)

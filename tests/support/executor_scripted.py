@@ -1,0 +1,90 @@
+"""Executors over the scripted engine, and requests for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from executor.config import EngineConfig, KvCacheConfig, ScriptedConfig, TransferConfig
+from executor.executor import ExecutorRequest, GenerationExecutor, GenerationResult, ResultChunk
+from executor.limits import ExecutorLimits
+from protos.messages import DisaggRequestId, LedgerAudit, RequestType, SamplingParams
+
+EMPTY_STATES = dict.fromkeys(("registered", "sent", "running", "streaming", "cancelling"), 0)
+REFUSE, CRASH, EXIT, HANG = 31_001, 31_002, 31_003, 31_004
+
+
+def config(*, lease_ms: int = 10_000, num_blocks: int = 1024, **script: Any) -> EngineConfig:
+    return EngineConfig(
+        engine="scripted",
+        kv_cache=KvCacheConfig(num_blocks=num_blocks),
+        transfer=TransferConfig(lease_ms=lease_ms),
+        scripted=ScriptedConfig(
+            refuse_token_id=REFUSE,
+            crash_token_id=CRASH,
+            exit_token_id=EXIT,
+            hang_token_id=HANG,
+            **script,
+        ),
+    )
+
+
+def request(
+    external_id: str = "a",
+    prompt: tuple[int, ...] = (1, 2, 3),
+    *,
+    max_tokens: int = 4,
+    deadline_s: float = 30.0,
+    **more: Any,
+) -> ExecutorRequest:
+    return ExecutorRequest(
+        external_id=external_id,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(max_tokens=max_tokens, seed=7, **more),
+        deadline_s=deadline_s,
+    )
+
+
+def context_request(external_id: str, prompt: tuple[int, ...], attempt: int = 1) -> ExecutorRequest:
+    return ExecutorRequest(
+        external_id=external_id,
+        request_type=RequestType.CONTEXT_ONLY,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(max_tokens=1, seed=7),
+        deadline_s=30.0,
+        disagg_request_id=DisaggRequestId(1, 2, attempt),
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(
+    engine: EngineConfig | None = None, *, tokenizer: Any = None, **limits: float
+) -> AsyncIterator[GenerationExecutor]:
+    executor = await GenerationExecutor.create(
+        engine or config(),
+        name="test",
+        tokenizer=tokenizer,
+        limits=ExecutorLimits(**limits),  # type: ignore[arg-type]
+    )
+    try:
+        yield executor
+    finally:
+        await executor.shutdown()
+
+
+async def collect(result: GenerationResult) -> list[ResultChunk]:
+    return [chunk async for chunk in result]
+
+
+def tokens(chunks: list[ResultChunk]) -> tuple[int, ...]:
+    return tuple(token_id for chunk in chunks for token_id in chunk.token_ids)
+
+
+async def audited(executor: GenerationExecutor) -> LedgerAudit:
+    """The audit, with what must hold when no request is live."""
+    audit = await executor.audit()
+    assert audit.entries_by_state == EMPTY_STATES
+    assert all(audit.counters[f"worker_entries_{state}"] == 0 for state in EMPTY_STATES)
+    assert audit.blocks_by_owner["sequence"] == 0
+    return audit
