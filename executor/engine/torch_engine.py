@@ -1,0 +1,196 @@
+"""Puts the torch engine together: model, pool, transceiver, scheduler."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from executor.config import EngineConfig
+from executor.engine.attention.pool import TORCH_DTYPES, KvPool
+from executor.engine.core import EngineCore, News
+from executor.engine.handoff import KvMover
+from executor.engine.kv_cache import BlockManager
+from executor.engine.models.config import ModelConfig, load_model_config
+from executor.engine.models.llama import LlamaModel
+from executor.engine.runner import TorchRunner
+from executor.engine.scheduler import Scheduler, SchedulerLimits
+from executor.engine.seam import EngineIdentity
+from executor.engine.weights import load_weights, model_fingerprint
+from kv_transfer.events import PoolMemory, TransferLimits
+from kv_transfer.factory import TransportSettings, create_transport
+from kv_transfer.transceiver import Transceiver
+from kv_transfer.transport import Transport
+from protos.errors import ConfigError
+from protos.messages import KvLayout, ModelInfo, ModelLimits
+
+TransportMaker = Callable[[KvPool], Transport]
+
+
+def create_torch_engine(
+    config: EngineConfig,
+    wake: Callable[[], None],
+    *,
+    make_transport: TransportMaker | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> EngineCore:
+    """Load the model and register the pool. Raises ConfigError naming what to change.
+
+    `make_transport` is for two engines in one process, which need a network
+    between them.
+    """
+    _check_scheduler(config)
+    device = _device(config.device)
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    path = Path(config.model)
+    model_config = load_model_config(path)
+    limits = _limits(config, model_config)
+    model, layout = _load_model(config, model_config, limits.max_total_tokens, device)
+    pool = KvPool(config.kv_cache.num_blocks, layout, device)
+    incarnation = secrets.randbits(63)
+    news = News(wake)
+    mover = _transceiver(config, pool, incarnation, make_transport, news)
+    return EngineCore(
+        identity=EngineIdentity(
+            incarnation=incarnation,
+            model_info=ModelInfo(
+                limits=limits,
+                dtype=config.dtype,
+                num_parameters=model.num_parameters,
+                architecture=model_config.architecture,
+            ),
+            layout=layout,
+            transport=config.transfer.transport,
+            rank_addresses=(mover.address,),
+            wires=mover.wires,
+            num_blocks=pool.num_blocks,
+        ),
+        scheduler=_scheduler(config),
+        runner=TorchRunner(model, pool),
+        mover=mover,
+        news=news,
+        lease_ms=config.transfer.lease_ms,
+        clock=clock,
+    )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"the device {name!r} cannot be used: {str(error).splitlines()[0]}",
+            field="device",
+            value=name,
+        ) from error
+    return device
+
+
+def _limits(config: EngineConfig, model_config: ModelConfig) -> ModelLimits:
+    """What prompt and completion may come to: the model's positions, the pool, the wish."""
+    cache = config.kv_cache
+    room = min(model_config.max_position_embeddings, cache.num_blocks * cache.tokens_per_block)
+    max_total = min(config.max_total_tokens or room, room)
+    return ModelLimits(
+        model=config.served_model_name or Path(config.model).resolve().stem,
+        vocab_size=model_config.vocab_size,
+        max_prompt_tokens=min(config.max_prompt_tokens or max_total - 1, max_total - 1),
+        max_total_tokens=max_total,
+        eos_token_ids=model_config.eos_token_ids,
+    )
+
+
+def _load_model(
+    config: EngineConfig, model_config: ModelConfig, num_positions: int, device: torch.device
+) -> tuple[LlamaModel, KvLayout]:
+    path, dtype = Path(config.model), TORCH_DTYPES[config.dtype]
+    with torch.inference_mode():
+        model = LlamaModel(
+            model_config,
+            load_weights(path, model_config, dtype, device),
+            num_positions=num_positions,
+            dtype=dtype,
+            device=device,
+        )
+    layout = KvLayout(
+        dtype=config.dtype,
+        num_layers=model_config.num_layers,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        tokens_per_block=config.kv_cache.tokens_per_block,
+        model_fingerprint=model_fingerprint(path, config.dtype),
+    )
+    return model, layout
+
+
+def _transceiver(
+    config: EngineConfig,
+    pool: KvPool,
+    incarnation: int,
+    make_transport: TransportMaker | None,
+    news: News,
+) -> KvMover:
+    transfer = config.transfer
+
+    def make() -> Transport:
+        if make_transport is not None:
+            return make_transport(pool)
+        settings = TransportSettings(
+            tls=transfer.ucx_tls,
+            net_devices=transfer.ucx_net_devices,
+            pool_address=pool.address,
+            pool_bytes=pool.tensor.nbytes,
+        )
+        return create_transport(transfer.transport, settings)
+
+    return Transceiver(
+        make,
+        incarnation=incarnation,
+        memory=PoolMemory(
+            base_address=pool.address, num_blocks=pool.num_blocks, layout=pool.layout
+        ),
+        limits=TransferLimits(
+            segment_bytes_max=transfer.segment_bytes_max,
+            segments_in_flight_max=transfer.segments_in_flight_max,
+            stall_s=transfer.stall_ms / 1000,
+            heartbeat_s=transfer.heartbeat_ms / 1000,
+        ),
+        wake=news.raise_flag,
+    )
+
+
+def _check_scheduler(config: EngineConfig) -> None:
+    scheduler = config.scheduler
+    if scheduler.max_batch_tokens < scheduler.max_sequences:
+        raise ConfigError(
+            f"scheduler.max_batch_tokens is {scheduler.max_batch_tokens}; it must be at least "
+            f"scheduler.max_sequences ({scheduler.max_sequences}), so that a step decodes them all",
+            field="scheduler.max_batch_tokens",
+            value=scheduler.max_batch_tokens,
+            limit=scheduler.max_sequences,
+        )
+    for name in ("max_sequences", "prefill_chunk_tokens", "max_queued"):
+        if getattr(scheduler, name) < 1:
+            raise ConfigError(
+                f"scheduler.{name} is {getattr(scheduler, name)}; it must be at least 1",
+                field=f"scheduler.{name}",
+            )
+
+
+def _scheduler(config: EngineConfig) -> Scheduler:
+    cache, scheduler = config.kv_cache, config.scheduler
+    return Scheduler(
+        SchedulerLimits(
+            max_sequences=scheduler.max_sequences,
+            max_batch_tokens=scheduler.max_batch_tokens,
+            prefill_chunk_tokens=scheduler.prefill_chunk_tokens,
+            max_queued=scheduler.max_queued,
+            max_leased_blocks=int(cache.num_blocks * cache.leased_share_max),
+        ),
+        BlockManager(cache.num_blocks, cache.tokens_per_block),
+    )
