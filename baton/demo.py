@@ -24,7 +24,7 @@ from protos.errors import BatonError
 PROMPTS = (
     "What is the capital of France? Answer in one sentence.",
     "Explain in two sentences why the sky is blue.",
-    "Write a short greeting for a ship's crew that comes home.",
+    "Name three things that a good violin teacher does.",
 )
 MAX_TOKENS = 48
 TIMEOUT_S = 120.0
@@ -44,6 +44,7 @@ def main() -> int:
     except BatonError as error:
         console.print(f"the demo failed: {error.message}\nthe logs are in {folder}", markup=False)
         return EXIT_FAILED
+    console.print()
     console.print(make_table(completions))
     faults = [
         fault for number, item in enumerate(completions, 1) for fault in _faults(number, item)
@@ -79,20 +80,21 @@ def _ask(client: Client, prompt: str, console: Console) -> Completion:
 
 
 def make_table(completions: list[Completion]) -> Table:
-    table = Table(title="What happened to each request", title_justify="left")
+    """As narrow as a terminal of 80 columns."""
+    table = Table(box=None, collapse_padding=True, pad_edge=False)
     table.add_column("#")
     for name in (
-        "TTFT ms",
-        "mean ITL ms",
-        "prompt",
-        "cached",
-        "completion",
-        "KV blocks",
-        "KV bytes",
-        "recomputed",
+        "TTFT\nms",
+        "mean\nITL ms",
+        "prompt\ntokens",
+        "cached\ntokens",
+        "completion\ntokens",
+        "KV\nblocks",
+        "KV\nbytes",
+        "recomputed\ntokens",
     ):
         table.add_column(name, justify="right")
-    table.add_column("over UCX by")
+    table.add_column("over\nUCX by")
     for number, item in enumerate(completions, 1):
         table.add_row(
             str(number),

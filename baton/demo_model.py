@@ -84,7 +84,7 @@ def _find_gguf() -> tuple[Path, str]:
 def _convert(gguf_file: Path, folder: Path) -> None:
     from safetensors.numpy import save_file
 
-    from common.model_files import read_gguf_header
+    from common.gguf_header import read_gguf_header
     from common.text import gguf_tokenizer
     from executor.engine.gguf_weights import read_arrays
     from executor.engine.models.config import parse_gguf

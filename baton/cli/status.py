@@ -12,6 +12,9 @@ from baton.cli.server_option import find_secret, find_server, server_options
 if TYPE_CHECKING:
     from protos.messages import LedgerAudit, ServerInfo
 
+FILE_WIDTH = 200
+"""Columns where the output is no terminal: nothing is cut."""
+
 
 @click.command(short_help="Show servers, blocks and open requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -71,18 +74,25 @@ def _entry(info: ServerInfo, audit: LedgerAudit | None, address: str, error: str
         "version": info.version,
         "model": info.model,
         "uptime_s": info.uptime_s,
-        "ledger_entries": audit.entries_by_state if audit else None,
-        "blocks_by_state": audit.blocks_by_state if audit else None,
-        "blocks_by_owner": audit.blocks_by_owner if audit else None,
-        "counters": audit.counters if audit else None,
+        "ledger_entries": _sorted(audit.entries_by_state) if audit else None,
+        "blocks_by_state": _sorted(audit.blocks_by_state) if audit else None,
+        "blocks_by_owner": _sorted(audit.blocks_by_owner) if audit else None,
+        "counters": _sorted(audit.counters) if audit else None,
     }
+
+
+def _sorted(counts: dict[str, int]) -> dict[str, int]:
+    """A map of the wire has no order; a reader wants one."""
+    return dict(sorted(counts.items()))
 
 
 def _print_tables(picture: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "role", "state", "address", "open", "blocks", "held by", box=None)
+    table = Table(box=None)
+    for name in ("name", "role", "state", "address", "open", "blocks", "held by"):
+        table.add_column(name, no_wrap=True)
     rows = [picture["router"]] if picture["router"] else []
     for row in [*rows, *picture["servers"]]:
         table.add_row(
@@ -95,6 +105,8 @@ def _print_tables(picture: dict[str, Any]) -> None:
             _counts(row["blocks_by_owner"]),
         )
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=FILE_WIDTH)
     console.print(table)
     for row in picture["servers"]:
         if row["detail"]:

@@ -59,7 +59,8 @@ def run_cluster(config: ClusterConfig) -> None:
         except KeyboardInterrupt:
             is_orderly = True
         except BatonError:
-            click.echo("stopping the others")
+            if cluster.children:
+                click.echo("stopping the others")
             raise
         finally:
             if is_orderly:

@@ -17,16 +17,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self
 
+from baton.client import Client
 from baton.launch.child import Child, log_tail
 from baton.launch.config import DEMO_MODEL, ClusterConfig
 from baton.launch.interrupt import Interrupt
 from baton.launch.plan import ProcessPlan, listen_addresses, plan_router, plan_servers
 from baton.launch.ports import check_free
 from baton.launch.runtime import ClusterState, ProcessState, RuntimeDir
+from common.security import load_secret
 from protos.errors import ServerUnavailableError
 
 PATIENCE_S = 5.0
 """How long nothing is said about a process that is still loading."""
+MEMBERS_POLL_S = 0.05
 STOP_ORDER = ("router", "generation", "context")
 
 
@@ -89,6 +92,7 @@ class Cluster:
             generation_servers=self._addresses("generation"),
         )
         self._bring_up((router,))
+        self._await_members()
         self._runtime.write_state(self._state())
 
     def _model(self) -> str:
@@ -105,8 +109,7 @@ class Cluster:
         started_s = time.monotonic()
         fresh = [self._spawn(plan) for plan in plans]
         deadline_s = started_s + self._config.start_timeout_s
-        with selectors.DefaultSelector() as selector:
-            self._register_deaths(selector)
+        with self._selector() as selector:
             for child in fresh:
                 selector.register(child.ready_fd, selectors.EVENT_READ, child)
             self._await_ready(selector, fresh, started_s, deadline_s)
@@ -129,9 +132,7 @@ class Cluster:
         while not all(child.is_ready for child in fresh):
             events = selector.select(timeout=PATIENCE_S / 5)
             now_s = time.monotonic()
-            if self._is_interrupted:
-                raise KeyboardInterrupt
-            self.check_alive()
+            self._look_around()
             for key, _ in events:
                 self._take_ready(selector, key, now_s - started_s)
             if now_s > deadline_s:
@@ -162,6 +163,19 @@ class Cluster:
                     _story(child, f"was not ready after {waited_s:.0f} s (start_timeout_s)")
                 )
 
+    def _await_members(self) -> None:
+        """The router listens at once; that it reached every server is asked of it."""
+        token = load_secret(self.secret_file).control_token()
+        deadline_s = time.monotonic() + self._config.start_timeout_s
+        with Client(self.address, control_token=token) as client, self._selector() as selector:
+            while missing := [s for s in client.info().servers if s.state != "ready"]:
+                self._look_around()
+                if time.monotonic() > deadline_s:
+                    raise ServerUnavailableError(
+                        f"the router does not reach {missing[0].address}: {missing[0].detail}"
+                    )
+                selector.select(MEMBERS_POLL_S)
+
     def _addresses(self, role: str) -> list[str]:
         return [child.address for child in self._children if child.role == role]
 
@@ -183,8 +197,7 @@ class Cluster:
 
         Raises ServerUnavailableError where a process died.
         """
-        with selectors.DefaultSelector() as selector:
-            self._register_deaths(selector)
+        with self._selector() as selector:
             while not self._is_interrupted:
                 self.check_alive()
                 selector.select()
@@ -195,11 +208,19 @@ class Cluster:
             if child.has_exited:
                 raise ServerUnavailableError(_story(child, child.death()))
 
-    def _register_deaths(self, selector: selectors.BaseSelector) -> None:
+    def _look_around(self) -> None:
+        if self._is_interrupted:
+            raise KeyboardInterrupt
+        self.check_alive()
+
+    def _selector(self) -> selectors.BaseSelector:
+        """Wakes at a death and at a signal."""
+        selector = selectors.DefaultSelector()
         for child in self._children:
             selector.register(child.pidfd, selectors.EVENT_READ, child)
         if self._interrupt is not None:
             selector.register(self._interrupt.fd, selectors.EVENT_READ)
+        return selector
 
     # --- down ---------------------------------------------------------------
 
