@@ -1,15 +1,13 @@
 """What a model's files say: a Hugging Face folder's JSON, a GGUF file's metadata.
 
 Both the tokenizer (common) and the model's configuration (executor) read them
-here, so that they agree, above all on which tokens end an answer. `gguf` is
-imported only when a GGUF file is read. Every failure is a ConfigError.
+here, so that they agree, above all on which tokens end an answer. Every failure
+is a ConfigError.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,14 +19,6 @@ GGUF_END_KEYS = (
     "tokenizer.ggml.eot_token_id",
     "tokenizer.ggml.eom_token_id",
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class GgufHeader:
-    """A GGUF file's metadata and the names of its tensors."""
-
-    metadata: Mapping[str, Any]
-    tensor_names: tuple[str, ...]
 
 
 def is_gguf(path: Path) -> bool:
@@ -59,24 +49,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds no JSON object", field="model", value=str(path))
     return data
-
-
-def open_gguf(path: Path) -> Any:
-    """A `gguf.GGUFReader` over the file; it maps the tensors and copies nothing."""
-    import gguf
-
-    try:
-        return gguf.GGUFReader(str(path))
-    except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
-        raise ConfigError(
-            f"cannot read {path} as GGUF: {error}", field="model", value=str(path)
-        ) from error
-
-
-def read_gguf_header(path: Path) -> GgufHeader:
-    reader = open_gguf(path)
-    metadata = {key: field.contents() for key, field in reader.fields.items()}
-    return GgufHeader(metadata, tuple(str(tensor.name) for tensor in reader.tensors))
 
 
 def gguf_eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:

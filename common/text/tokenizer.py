@@ -1,7 +1,7 @@
 """Token ids from text and back, from a Hugging Face folder or a GGUF file.
 
-Everything runs on `tokenizers`; neither torch nor transformers is imported,
-and `gguf` only for a GGUF file. A Tokenizer does not change after it is loaded.
+Everything runs on `tokenizers`; neither torch, transformers nor gguf is
+imported. A Tokenizer does not change after it is loaded.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import tokenizers
 
+from common.gguf_header import read_gguf_header
 from common.model_files import (
     folder_eos_token_ids,
     gguf_eos_token_ids,
     is_gguf,
-    read_gguf_header,
     read_json,
     require_model_path,
     token_text,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from common.model_files import open_gguf
 from executor.engine.models.config import ModelConfig
 from protos.errors import ConfigError
 
@@ -55,7 +54,7 @@ def read_arrays(path: Path, config: ModelConfig) -> Iterator[tuple[str, FloatArr
 
     Raises ConfigError for a tensor whose name or quantisation is not known.
     """
-    for tensor in open_gguf(path).tensors:
+    for tensor in _open(path).tensors:
         name = hf_name(str(tensor.name))
         array = _dequantize(path, tensor)
         yield name, _unpermute_if_needed(name, array, config)
@@ -72,6 +71,18 @@ def hf_name(name: str) -> str:
     raise ConfigError(
         f"GGUF tensor {name!r} belongs to no supported model", field="model", value=name
     )
+
+
+def _open(path: Path) -> Any:
+    """A reader that maps the tensors and copies nothing."""
+    import gguf
+
+    try:
+        return gguf.GGUFReader(str(path))
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise ConfigError(
+            f"cannot read {path} as GGUF: {error}", field="model", value=str(path)
+        ) from error
 
 
 def _dequantize(path: Path, tensor: Any) -> FloatArray:

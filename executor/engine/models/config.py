@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from common.gguf_header import read_gguf_header
 from common.model_files import (
     folder_eos_token_ids,
     gguf_eos_token_ids,
     is_gguf,
-    read_gguf_header,
     read_json,
     require_model_path,
 )
