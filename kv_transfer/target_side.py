@@ -103,7 +103,7 @@ class TargetSide:
 
     def on_frame(self, frame: frames.Announce | frames.Stopped, now: float) -> None:
         run = self._runs.get(frame.session)
-        if run is None or frame.sender != run.pull.source_incarnation:
+        if run is None or not _is_from_source(frame, run.pull):
             self._outbox.count("late_frames")
             return
         if isinstance(frame, frames.Stopped):
@@ -257,6 +257,13 @@ class TargetSide:
             transferred_bytes=num_blocks * self._memory.block_bytes,
             transport=self._wires(),
         )
+
+
+def _is_from_source(frame: frames.Announce | frames.Stopped, pull: Pull) -> bool:
+    """Another incarnation at that address may say only that it is another one."""
+    if frame.sender == pull.source_incarnation:
+        return True
+    return isinstance(frame, frames.Stopped) and frame.reason == "incarnation"
 
 
 def _deadline_error() -> ErrorData:

@@ -7,7 +7,8 @@ raises for what a peer did: that arrives as an event.
 Contract, run as one suite for every implementation (tests/contract):
 
 - `connect` is cheap and idempotent per address; a peer that cannot be reached
-  shows as `PeerDown`, not as an exception.
+  shows as `PeerDown`, not as an exception. A peer that stopped, or closed while
+  its process lives on, may go unnoticed: heartbeats are the transceiver's work.
 - Frames to one peer arrive whole and in order, or the peer goes down.
 - A segment is sent from scattered memory and received into scattered memory;
   the two lists may be cut differently, their totals must match.

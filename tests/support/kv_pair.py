@@ -79,7 +79,9 @@ class Node:
         self.transceiver.offer(offer)
         return offer
 
-    def pull_of(self, offer: Offer, source: Node, block_ids: tuple[int, ...], **changes: object) -> Pull:
+    def pull_of(
+        self, offer: Offer, source: Node, block_ids: tuple[int, ...], **changes: object
+    ) -> Pull:
         fields: dict[str, object] = {
             "disagg_request_id": offer.disagg_request_id,
             "pull_token": offer.pull_token,
@@ -94,7 +96,9 @@ class Node:
         }
         return Pull(**(fields | changes))  # type: ignore[arg-type]
 
-    def pull(self, offer: Offer, source: Node, block_ids: tuple[int, ...], **changes: object) -> None:
+    def pull(
+        self, offer: Offer, source: Node, block_ids: tuple[int, ...], **changes: object
+    ) -> None:
         self.transceiver.pull(self.pull_of(offer, source, block_ids, **changes))
 
     def take(self) -> list[TransceiverEvent]:
@@ -113,7 +117,9 @@ class Node:
             if is_there(self.events):
                 return self.events
             left = end - time.monotonic()
-            assert left > 0, f"not in {timeout_s} s; so far {self.events}, {self.transceiver.audit()}"
+            assert left > 0, (
+                f"not in {timeout_s} s; so far {self.events}, {self.transceiver.audit()}"
+            )
             self.news.wait(left)
 
     def wait_for(self, kind: type, counter: int, timeout_s: float = 10.0) -> TransceiverEvent:
