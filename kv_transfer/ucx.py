@@ -34,7 +34,14 @@ from kv_transfer.transport import (
     SegmentSent,
     TransportEvent,
 )
-from kv_transfer.ucx_binding import IN_PROGRESS, ErrorCallback, Ucp, import_ucxx, iov_array
+from kv_transfer.ucx_binding import (
+    IN_PROGRESS,
+    ErrorCallback,
+    Ucp,
+    import_ucxx,
+    iov_array,
+    without_environment,
+)
 from protos.errors import ConfigError, InternalError
 
 if TYPE_CHECKING:
@@ -109,10 +116,12 @@ class UcxTransport:
         ucxx = self._ucxx
         try:
             features = (ucxx.Feature.TAG, ucxx.Feature.WAKEUP)
-            self._context = ucxx.UCXContext(_ucx_config(self._settings), features)
-            self._worker = ucxx.UCXWorker(
-                self._context, enable_delayed_submission=False, enable_python_future=False
-            )
+            config = _ucx_config(self._settings)
+            with without_environment(config):
+                self._context = ucxx.UCXContext(config, features)
+                self._worker = ucxx.UCXWorker(
+                    self._context, enable_delayed_submission=False, enable_python_future=False
+                )
             self._worker.init_blocking_progress_mode()
         except Exception as error:
             raise ConfigError(

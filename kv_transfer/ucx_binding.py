@@ -11,10 +11,11 @@ fields are only ever added behind a mask.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as C  # noqa: N812 - structures read better so
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,17 @@ def import_ucxx() -> Any:
                 del os.environ[key]
             os.environ.update(before)
         return module
+
+
+@contextlib.contextmanager
+def without_environment(config: Mapping[str, str]) -> Iterator[None]:
+    """Hide UCX_* variables of these settings: for interfaces UCX prefers them to its dict."""
+    with _IMPORT_LOCK:
+        hidden = {name: os.environ.pop(name, None) for name in (f"UCX_{key}" for key in config)}
+        try:
+            yield
+        finally:
+            os.environ.update({name: value for name, value in hidden.items() if value is not None})
 
 
 class Ucp:
