@@ -94,7 +94,7 @@ class WorkerChild:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "executor.worker_main"],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**os.environ, "PYTHONPATH": _import_path()},
                 stdin=subprocess.PIPE,
                 stdout=write_end,
                 stderr=write_end,
@@ -150,3 +150,8 @@ class WorkerChild:
         self._process.poll()
         self.exited.set()
         self._on_exit()
+
+
+def _import_path() -> str:
+    """Ours, so that the worker finds the same packages; an empty entry means the folder."""
+    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from executor.config import EngineConfig, KvCacheConfig, ScriptedConfig, TransferConfig
@@ -88,3 +88,13 @@ async def audited(executor: GenerationExecutor) -> LedgerAudit:
     assert all(audit.counters[f"worker_entries_{state}"] == 0 for state in EMPTY_STATES)
     assert audit.blocks_by_owner["sequence"] == 0
     return audit
+
+
+class CharTokenizer:
+    """Every id is one character of its own, so text can be computed by hand."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(chr(0x20000 + token_id) for token_id in token_ids)
+
+    def is_special(self, token_id: int) -> bool:
+        return False

@@ -1,0 +1,258 @@
+"""Deaths, hangs and shutdowns of a real worker process; nothing may be left of any."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from executor.executor import GenerationExecutor
+from executor.proxy import IpcProxy
+from protos.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    EngineDeadError,
+    ServerUnavailableError,
+)
+from tests.support.executor_baseline import nothing_left
+from tests.support.executor_scripted import (
+    CRASH,
+    EXIT,
+    HANG,
+    audited,
+    collect,
+    config,
+    request,
+    running,
+    tokens,
+)
+
+pytestmark = pytest.mark.system
+SLOW = config(step_ms=5.0)
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+async def test_sigkill_fails_a_thousand_pending_within_a_second() -> None:
+    """Guards: pending requests that hang, differ in their cause, or a submit taken after."""
+    async with running(SLOW) as executor:
+        results = [executor.submit(request(f"r{i}", max_tokens=1000)) for i in range(1000)]
+        await anext(results[0])
+        os.kill(executor.worker_pids[0], signal.SIGKILL)
+        killed_at_s = time.monotonic()
+        ends = await asyncio.gather(*map(collect, results), return_exceptions=True)
+        assert time.monotonic() - killed_at_s < 1.0
+        assert len({id(end) for end in ends}) == 1  # one first cause for all
+        cause = await executor.wait_dead()
+        assert ends[0] is cause
+        assert "SIGKILL" in str(cause)
+        for _ in range(2):
+            with pytest.raises(EngineDeadError) as refused:
+                executor.submit(request("late"))
+            assert refused.value is cause
+            with pytest.raises(EngineDeadError):
+                await anext(results[5])
+        with pytest.raises(EngineDeadError):
+            executor.check_health()
+        with pytest.raises(EngineDeadError):
+            await executor.load()
+        assert executor.worker_pids == ()
+
+
+async def submit_for_ever(executor: GenerationExecutor) -> None:
+    while True:
+        await collect(executor.submit(request("x")))
+
+
+async def test_no_submit_is_accepted_between_death_and_its_notice() -> None:
+    """Guards: a request that registers after the broadcast and then waits for ever."""
+    async with running() as executor:
+        os.kill(executor.worker_pids[0], signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            await submit_for_ever(executor)
+        await executor.wait_dead()
+
+
+async def test_an_exception_in_step_is_told_with_its_cause_and_log() -> None:
+    async with running(SLOW) as executor:
+        other = executor.submit(request("other", max_tokens=1000))
+        await anext(other)
+        bad = executor.submit(request("bad", (1, CRASH)))
+        for result in (bad, other):
+            with pytest.raises(EngineDeadError, match="the engine crashes in this step"):
+                await collect(result)
+        assert "Traceback" in str(await executor.wait_dead()) or isinstance(executor, IpcProxy)
+        assert isinstance(executor, IpcProxy)
+        assert any("Traceback" in line for line in executor.log_lines)
+
+
+async def test_a_wordless_exit_is_told_by_its_status() -> None:
+    async with running() as executor:
+        with pytest.raises(EngineDeadError, match="exited with status 9"):
+            await collect(executor.submit(request("x", (1, EXIT))))
+
+
+async def test_a_failed_load_shows_the_real_error() -> None:
+    """Guards: "the worker died" where the model's own message would help."""
+    stages: list[str] = []
+    with pytest.raises(ConfigError, match="no such weights"):
+        await GenerationExecutor.create(
+            config(load_error="no such weights"), name="x", progress=stages.append
+        )
+    assert len(stages) == 1
+
+
+async def test_a_death_during_the_load_is_seen_at_once() -> None:
+    """Guards: a start-up that waits its whole bound for a worker that is gone."""
+    pids: list[int] = []
+
+    def kill(stage: str) -> None:
+        pids.append(int(stage.split()[2]))
+        os.kill(pids[0], signal.SIGKILL)
+
+    started_at_s = time.monotonic()
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        await GenerationExecutor.create(config(load_ms=60_000), name="x", progress=kill)
+    assert time.monotonic() - started_at_s < 5.0
+
+
+async def test_a_cancelled_start_leaves_nothing() -> None:
+    """Guards: a Ctrl-C during a long load that orphans the worker."""
+    loading = asyncio.Event()
+    create = GenerationExecutor.create(
+        config(load_ms=60_000), name="x", progress=lambda _: loading.set()
+    )
+    task = asyncio.create_task(create)
+    await loading.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_stopped_worker_turns_health_bad_and_deadlines_still_hold() -> None:
+    """Guards: a health check that asks only whether the process exists."""
+    bounds = {"heartbeat_s": 0.1, "stall_s": 0.5, "deadline_grace_s": 0.2, "stop_s_max": 0.5}
+    async with running(SLOW, **bounds) as executor:
+        executor.check_health()
+        os.kill(executor.worker_pids[0], signal.SIGSTOP)
+        result = executor.submit(request("x", max_tokens=1000, deadline_s=0.4))
+        with pytest.raises(DeadlineExceededError):
+            await collect(result)
+        await asyncio.sleep(0.2)
+        with pytest.raises(EngineDeadError, match="said nothing"):
+            executor.check_health()
+        os.kill(executor.worker_pids[0], signal.SIGCONT)
+        await asyncio.sleep(0.3)
+        executor.check_health()
+        await audited(executor)
+        os.kill(executor.worker_pids[0], signal.SIGSTOP)  # shutdown must kill it
+
+
+async def test_a_standing_loop_turns_health_bad() -> None:
+    """Guards: heartbeats from a side thread that hide a loop stuck in a step."""
+    async with running(heartbeat_s=0.1, stall_s=0.5, stop_s_max=0.3) as executor:
+        result = executor.submit(request("x", (1, HANG)))
+        await asyncio.sleep(1.0)
+        with pytest.raises(EngineDeadError, match="not advanced"):
+            executor.check_health()
+        executor.pre_shutdown()
+        with pytest.raises(ServerUnavailableError, match="shutting down"):
+            await collect(result)
+
+
+async def test_corrupt_and_unauthenticated_frames_are_dropped_by_the_worker() -> None:
+    """Guards: a loop that dies of, or obeys, what does not bear our key."""
+    async with running() as executor:
+        assert isinstance(executor, IpcProxy)
+        socket = executor._channel.requests._sender.socket
+        sealed = executor._channel.requests._sender._sealer.seal({"a": 1})
+        for frame in (b"", b"junk", b"\x00" * 4096, sealed, sealed, sealed[:-1] + b"!"):
+            socket.send(frame)
+        assert tokens(await collect(executor.submit(request())))
+        assert (await audited(executor)).counters["worker_bad_frames"] == 6
+
+
+async def test_a_graceful_sigterm_ends_the_worker() -> None:
+    async with running(SLOW) as executor:
+        result = executor.submit(request("x", max_tokens=1000))
+        await anext(result)
+        os.kill(executor.worker_pids[0], signal.SIGTERM)
+        with pytest.raises(EngineDeadError, match="exited with status 0"):
+            await collect(result)
+
+
+async def test_the_terminals_sigint_does_not_reach_the_worker() -> None:
+    async with running() as executor:
+        os.kill(executor.worker_pids[0], signal.SIGINT)
+        assert tokens(await collect(executor.submit(request())))
+
+
+async def test_shutdown_twice_and_from_another_thread() -> None:
+    """Guards: a second shutdown that hangs or raises; open requests without an answer."""
+    async with running(SLOW) as executor:
+        result = executor.submit(request("x", max_tokens=1000))
+        await anext(result)
+        thread = threading.Thread(target=executor.pre_shutdown)
+        thread.start()
+        with pytest.raises(ServerUnavailableError, match="shutting down"):
+            await collect(result)
+        thread.join()
+        with pytest.raises(ServerUnavailableError, match="shutting down"):
+            executor.submit(request("y"))
+        await asyncio.gather(executor.shutdown(), executor.shutdown())
+        await executor.shutdown()
+        assert "shut down" in str(await executor.wait_dead())
+        with pytest.raises(EngineDeadError, match="shut down"):
+            executor.submit(request("z"))
+
+
+PARENT = """
+import asyncio, sys
+from tests.support.executor_scripted import config, running
+async def main():
+    async with running(config(step_ms=1.0)) as executor:
+        print(executor.worker_pids[0], flush=True)
+        await asyncio.sleep(60)
+def run():
+    asyncio.run(main())
+if sys.argv[1] == "thread":
+    import threading
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+else:
+    run()
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_the_worker_dies_with_its_parent(where: str) -> None:
+    """Guards: an orphaned worker that holds its memory for ever."""
+    root = Path(__file__).parents[2]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, where], cwd=root, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    worker = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    gone, _ = psutil.wait_procs([worker], timeout=5)
+    assert gone
+    for folder in Path("/tmp").glob(f"baton-ipc-{parent.pid}-*"):
+        for file in folder.iterdir():  # a SIGKILL leaves them; nobody else will
+            file.unlink()
+        folder.rmdir()
