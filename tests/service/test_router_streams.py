@@ -144,8 +144,9 @@ async def test_never_disaggregated_runs_on_generation_servers_alone(
     """Guards the aggregated mode: it must not wait for context servers."""
     generation = ScriptedServer("generation", secret)
     await generation.start()
-    settings = {"disaggregation": "never"}
-    async with running_router(secret_file, [], [generation.address], **settings) as client:
+    async with running_router(
+        secret_file, [], [generation.address], disaggregation="never"
+    ) as client:
         answer = await client.generate(PROMPT, max_tokens=5)
         assert (answer.token_ids, answer.text) == completion(PROMPT, 5)
         assert generation.seen.requests[0].request_type is RequestType.CONTEXT_AND_GENERATION

@@ -66,7 +66,7 @@ class Client:
 async def collect(call: Any) -> Answer:
     answer = Answer()
     try:
-        async for message in call:
+        while (message := await call.read()) is not grpc.aio.EOF:
             chunk = chunk_from_proto(message)
             assert not message.HasField("context_phase_params"), "internal params reached a client"
             answer.token_ids += chunk.token_ids
@@ -117,12 +117,11 @@ async def running_router(
 
 
 async def until(is_true: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not is_true():
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"waited {timeout_s} s for {what}") from None
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + timeout_s
+    while not is_true():
+        assert loop.time() < ends_s, f"waited {timeout_s} s for {what}"
+        await asyncio.sleep(0.01)
 
 
 async def assert_at_rest(client: Client, *servers: Any) -> None:

@@ -167,13 +167,11 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, control_pb2_grpc.Cont
         prompt = request.token_ids or ()
         first, last = self._span(request)
         offset = sum(len(text_at(prompt, i)) for i in range(first))
-        num_streamed = 0
         for index in range(first, last):
             await self._misbehave(index)
             if first == 1 and index == 1:
                 self._pull(request)
             text = text_at(prompt, index)
-            num_streamed += 1
             is_stop = index == self.script.stop_at
             is_last = is_stop or index == last - 1
             chunk = GenerateChunk(
@@ -186,7 +184,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, control_pb2_grpc.Cont
             )
             offset += len(text)
             if is_last:
-                chunk = self._last(request, chunk, num_streamed, is_stop=is_stop)
+                chunk = self._last(request, chunk, index - first + 1, is_stop=is_stop)
             if index != self.script.skip_at:
                 await context.write(chunk_to_proto(chunk))
             if is_last:
