@@ -133,9 +133,13 @@ class FrameSender:
         self.socket = socket
         self._sealer = sealer
 
+    def has_room(self, timeout_s: float = 0.0) -> bool:
+        """Whether a peer is connected and its queue not full."""
+        return bool(self.socket.poll(int(timeout_s * 1000), zmq.POLLOUT))
+
     def send(self, message: object, timeout_s: float = 0.0) -> bool:
         """False where the peer's queue stayed full for `timeout_s`; nothing was sent then."""
-        if not self.socket.poll(int(timeout_s * 1000), zmq.POLLOUT):
+        if not self.has_room(timeout_s):
             return False
         self.socket.send(self._sealer.seal(message), zmq.NOBLOCK)
         return True

@@ -60,7 +60,9 @@ class Postprocessor:
         if self.is_stopped:
             return self._absorb_after_stop(output)
         assert output.error is None
-        assert output.token_index == self._next_index, "the engine left tokens out"
+        token_index = self._next_index
+        if output.token_ids:
+            assert output.token_index == token_index, "the engine left tokens out"
         delta = self._push(output)
         token_ids = output.token_ids[: delta.num_tokens]
         self._count(token_ids, output)
@@ -70,7 +72,7 @@ class Postprocessor:
         elif finish is not None and finish.context_phase_params is not None:
             finish = self._with_text_length(finish, finish.context_phase_params)
         return ResultChunk(
-            token_index=output.token_index,
+            token_index=token_index,
             token_ids=token_ids,
             text=delta.text,
             text_offset=delta.text_offset,

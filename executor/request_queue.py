@@ -21,6 +21,9 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._backlog)
 
+    def is_connected(self) -> bool:
+        return self._sender.has_room()
+
     def offer(self, message: ToWorker) -> bool:
         """Send it now or not at all."""
         return self.flush() and self._sender.send(message)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -94,7 +95,7 @@ async def test_an_exception_in_step_is_told_with_its_cause_and_log() -> None:
         for result in (bad, other):
             with pytest.raises(EngineDeadError, match="the engine crashes in this step"):
                 await collect(result)
-        assert "Traceback" in str(await executor.wait_dead()) or isinstance(executor, IpcProxy)
+        assert "RuntimeError" in str(await executor.wait_dead())
         assert isinstance(executor, IpcProxy)
         assert any("Traceback" in line for line in executor.log_lines)
 
@@ -252,7 +253,4 @@ def test_the_worker_dies_with_its_parent(where: str) -> None:
     parent.stdout.close()
     gone, _ = psutil.wait_procs([worker], timeout=5)
     assert gone
-    for folder in Path("/tmp").glob(f"baton-ipc-{parent.pid}-*"):
-        for file in folder.iterdir():  # a SIGKILL leaves them; nobody else will
-            file.unlink()
-        folder.rmdir()
+    assert not list(Path(tempfile.gettempdir()).glob(f"baton-ipc-{parent.pid}-*"))
