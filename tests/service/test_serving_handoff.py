@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import msgspec
@@ -16,6 +17,7 @@ from context_server.service import ContextRole
 from generation_server.service import GenerationRole
 from protos import inference_pb2 as pb
 from protos.codec import decode_params, encode_params, signed_params_to_proto
+from protos.errors import BatonError
 from protos.messages import ContextPhaseParams
 from protos.status import error_from_rpc
 from protos.tokens import pack_token_ids
@@ -33,7 +35,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[RunningServer, RunningServ
         yield context, generation
 
 
-def request(kind: int, **fields) -> pb.GenerateRequest:
+def request(kind: pb.RequestType, **fields: Any) -> pb.GenerateRequest:
     fields = {"token_ids": PROMPT} | fields
     fields.setdefault("sampling", pb.SamplingParams(max_tokens=6))
     return pb.GenerateRequest(request_type=kind, **fields)
@@ -87,7 +89,7 @@ async def test_minted_hand_off_ids_differ(tmp_path: Path) -> None:
     assert len(set(ids)) == 3
 
 
-def change(name: str, value: object):
+def change(name: str, value: object) -> Callable[[ContextPhaseParams], ContextPhaseParams]:
     def apply(params: ContextPhaseParams) -> ContextPhaseParams:
         if name.startswith("layout."):
             layout = msgspec.structs.replace(params.layout, **{name.partition(".")[2]: value})
@@ -161,7 +163,7 @@ async def test_damaged_and_foreign_parameters_are_refused(tmp_path: Path) -> Non
     ],
 )
 async def test_a_request_that_contradicts_its_hand_off(
-    fields: dict, field: str, tmp_path: Path
+    fields: dict[str, Any], field: str, tmp_path: Path
 ) -> None:
     async with pair(tmp_path) as (context, generation):
         good = (await handed_over(context)).context_phase_params
@@ -175,19 +177,15 @@ async def test_a_hand_off_that_reaches_nobody_is_let_go(tmp_path: Path) -> None:
         call = context.inference.Generate(request(pb.REQUEST_TYPE_CONTEXT_ONLY))
         await wait_until(lambda: len(context.executor.results) == 1)
         result = context.executor.results[0]
-        abort = result.abort
-
-        def finish_before_the_abort() -> None:
-            context.executor.play(result)
-            abort()
-
-        result.abort = finish_before_the_abort
+        result.before_abort = lambda: context.executor.play(result)
         call.cancel()
         await wait_until(lambda: bool(context.executor.released), 2.0)
         assert context.executor.released == [result.request.disagg_request_id]
 
 
-async def refused(server: RunningServer, params: pb.SignedContextPhaseParams, **fields):
+async def refused(
+    server: RunningServer, params: pb.SignedContextPhaseParams, **fields: Any
+) -> BatonError:
     message = request(pb.REQUEST_TYPE_GENERATION_ONLY, context_phase_params=params, **fields)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await server.generate(message)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,24 +14,30 @@ import pytest
 from context_server.service import ContextRole
 from generation_server.service import GenerationRole
 from protos import inference_pb2 as pb
+from protos.errors import BatonError
 from protos.status import error_from_rpc
 from protos.tokens import pack_token_ids
+from serving.role import Role
 from tests.support.serving_double import EOS, RunningServer, running_server, wait_until
 
 
-def sampling(**fields) -> pb.SamplingParams:
+def sampling(**fields: Any) -> pb.SamplingParams:
     return pb.SamplingParams(**{"max_tokens": 4} | fields)
 
 
-def text_request(text: str = "abc", **fields) -> pb.GenerateRequest:
+def text_request(text: str = "abc", **fields: Any) -> pb.GenerateRequest:
     fields.setdefault("sampling", sampling())
     return pb.GenerateRequest(text=text, **fields)
 
 
-async def refused(server: RunningServer, request: pb.GenerateRequest, **call):
+async def refused(
+    server: RunningServer, request: pb.GenerateRequest, **call: Any
+) -> tuple[grpc.StatusCode, BatonError]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await server.generate(request, **call)
-    return caught.value.code(), error_from_rpc(caught.value)
+    code = caught.value.code()
+    assert isinstance(code, grpc.StatusCode)
+    return code, error_from_rpc(caught.value)
 
 
 async def test_a_stream_tells_seed_first_and_finish_last_once(tmp_path: Path) -> None:
@@ -140,7 +147,9 @@ BAD = [
 
 
 @pytest.mark.parametrize("bad", BAD, ids=[f"{field}-{story}" for _, _, field, story in BAD])
-async def test_bad_input_names_field_value_and_limit(bad, tmp_path: Path) -> None:
+async def test_bad_input_names_field_value_and_limit(
+    bad: tuple[pb.GenerateRequest, str, str, str], tmp_path: Path
+) -> None:
     """Guards item 5 of the first release: a refusal a caller can act on, and nothing left open."""
     request, status, field, story = bad
     async with running_server(GenerationRole, tmp_path) as server:
@@ -161,7 +170,7 @@ async def test_bad_input_names_field_value_and_limit(bad, tmp_path: Path) -> Non
     ],
 )
 async def test_a_role_refuses_the_other_half_by_name(
-    role, request_type, name, tmp_path: Path
+    role: type[Role], request_type: pb.RequestType, name: str, tmp_path: Path
 ) -> None:
     signed = pb.SignedContextPhaseParams(payload=b"x", key_id="k", signature=b"s")
     request = text_request(request_type=request_type)
@@ -250,16 +259,11 @@ async def test_internal_fields_need_the_control_token(tmp_path: Path) -> None:
 async def test_an_unexpected_failure_is_internal_and_ends_one_request(tmp_path: Path) -> None:
     """Guards against a defect's text reaching clients, and against a stream left open."""
     async with running_server(ContextRole, tmp_path) as server:
-        submit = server.executor.submit
-
-        def broken(request):
-            raise ZeroDivisionError("inner secret")
-
-        server.executor.submit = broken
+        server.executor.breaks_on_submit = True
         code, error = await refused(server, text_request())
         assert code is grpc.StatusCode.INTERNAL
         assert "inner secret" not in error.message
-        server.executor.submit = submit
+        server.executor.breaks_on_submit = False
         assert await server.generate(text_request())
 
 

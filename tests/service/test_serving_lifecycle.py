@@ -8,6 +8,7 @@ import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from common.process import ProcessOptions
+from common.security import create_secret
 from context_server.service import ContextRole
 from generation_server.__main__ import main as generation_main
 from generation_server.service import GenerationRole
@@ -22,7 +24,9 @@ from protos import control_pb2 as cpb
 from protos import inference_pb2 as pb
 from protos.errors import ConfigError, EngineDeadError, ServerUnavailableError
 from protos.status import error_from_rpc
+from serving.config import ServerConfig
 from serving.run import ServerProcess
+from serving.state import Serving
 from tests.support.serving_double import RunningServer, running_server, wait_until
 
 NAMES = ("", "liveness", "readiness", "baton.v1.Inference", "baton.v1.Control")
@@ -31,9 +35,9 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 async def is_good(server: RunningServer, name: str) -> bool:
-    stub = health_pb2_grpc.HealthStub(server.channel)
+    stub: Any = health_pb2_grpc.HealthStub(server.channel)
     answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
-    return answer.status == SERVING
+    return bool(answer.status == SERVING)
 
 
 async def test_health_follows_the_engine_both_ways(tmp_path: Path) -> None:
@@ -50,8 +54,10 @@ async def test_health_follows_the_engine_both_ways(tmp_path: Path) -> None:
 
 async def test_reflection_lists_the_services(tmp_path: Path) -> None:
     async with running_server(ContextRole, tmp_path) as server:
-        stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
-        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        channel: Any = server.channel
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request_type: Any = reflection_pb2.ServerReflectionRequest
+        ask = request_type(list_services="")
         call = stub.ServerReflectionInfo(iter([ask]))
         answers = [answer async for answer in call]
         names = [service.name for service in answers[0].list_services_response.service]
@@ -97,6 +103,7 @@ async def test_metrics_tell_counts_and_gauges_and_leave_no_thread(tmp_path: Path
         await server.generate(REQUEST)
         with pytest.raises(grpc.aio.AioRpcError):
             await server.generate(pb.GenerateRequest())
+        assert server.process._metrics_server is not None
         url = f"http://{server.process._metrics_server.address}/metrics"
         body = (await asyncio.to_thread(_fetch, url)).decode()
         with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -120,7 +127,7 @@ async def test_metrics_tell_counts_and_gauges_and_leave_no_thread(tmp_path: Path
 
 def _fetch(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=5) as answer:
-        return answer.read()
+        return bytes(answer.read())
 
 
 async def test_stopping_ends_open_streams_after_the_grace(tmp_path: Path) -> None:
@@ -193,14 +200,12 @@ async def test_a_metrics_port_in_use_is_told_before_the_model_loads(tmp_path: Pa
 class NeverLoads(ServerProcess):
     """Its engine takes for ever."""
 
-    async def start_serving(self):
+    async def start_serving(self) -> Serving:
         await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
 
 
 async def test_a_loading_server_says_so_and_stops_when_told(tmp_path: Path) -> None:
-    from serving.config import ServerConfig
-    from tests.support.serving_double import RunningServer, create_secret
-
     create_secret(tmp_path / "secret")
     config = ServerConfig(name="c", listen="127.0.0.1:0", secret_file=str(tmp_path / "secret"))
     options = ProcessOptions(config=tmp_path, log_level="error")
@@ -232,10 +237,8 @@ async def test_a_loading_server_says_so_and_stops_when_told(tmp_path: Path) -> N
     ],
 )
 def test_what_cannot_start_is_one_line_and_status_2(
-    text: str, story: str, tmp_path: Path, capsys
+    text: str, story: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from common.security import create_secret
-
     create_secret(tmp_path / "secret")
     file = tmp_path / "server.yaml"
     file.write_text(text.replace("SECRET", str(tmp_path / "secret")))

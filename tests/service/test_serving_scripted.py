@@ -6,7 +6,9 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -20,6 +22,7 @@ from protos.codec import decode_params, ledger_from_proto
 from protos.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from protos.status import error_from_rpc
 from protos.tokens import pack_token_ids
+from serving.role import Role
 from serving.run import ServerProcess
 from tests.support.serving_double import RunningServer, running_server, wait_until
 
@@ -28,11 +31,15 @@ SLOW = EngineConfig(engine="scripted", scripted=ScriptedConfig(step_ms=20))
 PROMPT = pack_token_ids(tuple(range(100, 137)))
 
 
-def scripted(role, folder: Path, engine: EngineConfig = ENGINE, **keys):
+def scripted(
+    role: type[Role], folder: Path, engine: EngineConfig = ENGINE, **keys: Any
+) -> AbstractAsyncContextManager[RunningServer]:
     return running_server(role, folder, process_type=ServerProcess, engine=engine, **keys)
 
 
-def request(kind: int = pb.REQUEST_TYPE_CONTEXT_AND_GENERATION, **fields) -> pb.GenerateRequest:
+def request(
+    kind: pb.RequestType = pb.REQUEST_TYPE_CONTEXT_AND_GENERATION, **fields: Any
+) -> pb.GenerateRequest:
     fields.setdefault("sampling", pb.SamplingParams(max_tokens=12, seed=5))
     return pb.GenerateRequest(token_ids=PROMPT, request_type=kind, **fields)
 

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from common.hashing import prompt_digest
 from common.process import ProcessOptions
 from common.security import CONTROL_METADATA_KEY, ClusterSecret, create_secret, load_secret
+from common.text.tokenizer import Tokenizer
 from executor.config import EngineConfig
 from executor.engine.seam import EngineFinish, EngineIdentity
+from executor.executor import GenerationExecutor
 from executor.request import ExecutorRequest
-from executor.result import ResultChunk
+from executor.result import GenerationResult, ResultChunk
 from protos import control_pb2_grpc, inference_pb2_grpc
 from protos import inference_pb2 as pb
 from protos.errors import BatonError, EngineDeadError, RequestCancelledError
 from protos.messages import (
+    ChatMessage,
     ContextPhaseParams,
     DisaggRequestId,
     FinishReason,
@@ -70,52 +74,54 @@ IDENTITY = EngineIdentity(
 )
 
 
-class LetterTokenizer:
+class LetterTokenizer(Tokenizer):
     """One token for each character."""
 
-    vocab_size = VOCAB_SIZE
-    eos_token_ids = (EOS,)
+    def __init__(self) -> None:
+        self.vocab_size = VOCAB_SIZE
+        self.eos_token_ids = (EOS,)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(ord(letter) for letter in text)
 
-    def encode_chat(self, messages) -> tuple[int, ...]:
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         return self.encode("".join(f"{item.role}:{item.content};" for item in messages))
 
-    def decode(self, ids) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(token_id) for token_id in ids)
 
 
-class DoubleResult:
+class DoubleResult(GenerationResult):
+    """Chunks as they were put in, never merged."""
+
     def __init__(self, client_id: int, request: ExecutorRequest) -> None:
-        self.client_id = client_id
+        super().__init__(client_id, lambda _: None)
         self.request = request
         self.is_aborted = False
+        self.before_abort: Callable[[], None] = lambda: None
         self.chunks: asyncio.Queue[ResultChunk | BatonError] = asyncio.Queue()
-        self._error: BatonError | None = None
+        self._ended: BatonError | None = None
 
     def __aiter__(self) -> DoubleResult:
         return self
 
     async def __anext__(self) -> ResultChunk:
-        if self._error is None:
+        if self._ended is None:
             item = await self.chunks.get()
             if not isinstance(item, BatonError):
                 return item
-            self._error = item
-        raise self._error
+            self._ended = item
+        raise self._ended
 
     def abort(self) -> None:
         if not self.is_aborted:
             self.is_aborted = True
+            self.before_abort()
             self.chunks.put_nowait(RequestCancelledError("the request was cancelled"))
 
 
-class DoubleExecutor:
-    """What the services need of a GenerationExecutor."""
-
-    identity = IDENTITY
-    worker_pids: tuple[int, ...] = ()
+class DoubleExecutor(GenerationExecutor):
+    """No process and no engine behind it."""
 
     def __init__(self) -> None:
         self.results: list[DoubleResult] = []
@@ -123,9 +129,26 @@ class DoubleExecutor:
         self.is_held = False
         self.trouble: BatonError | None = None
         self.is_shut_down = False
+        self.breaks_on_submit = False
         self._death: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
 
+    @property
+    def identity(self) -> EngineIdentity:
+        return IDENTITY
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        return ()
+
+    def abort_request(self, client_id: int) -> None:
+        self.results[client_id].abort()
+
+    def find(self, external_id: str) -> int | None:
+        return None
+
     def submit(self, request: ExecutorRequest) -> DoubleResult:
+        if self.breaks_on_submit:
+            raise ZeroDivisionError("inner secret")
         result = DoubleResult(len(self.results), request)
         self.results.append(result)
         if not self.is_held:
@@ -251,16 +274,17 @@ class RunningServer:
         self.process = process
         self.task = task
         self.channel = grpc.aio.insecure_channel(process.state.address)
-        self.inference = inference_pb2_grpc.InferenceStub(self.channel)
-        self.control = control_pb2_grpc.ControlStub(self.channel)
+        self.inference: Any = inference_pb2_grpc.InferenceStub(self.channel)  # type: ignore[no-untyped-call]
+        self.control: Any = control_pb2_grpc.ControlStub(self.channel)  # type: ignore[no-untyped-call]
         self.metadata = ((CONTROL_METADATA_KEY, process.state.secret.control_token()),)
         self.stopping = stop
 
     @property
     def executor(self) -> DoubleExecutor:
+        assert isinstance(self.process, DoubleServer)
         return self.process.executor
 
-    async def generate(self, request: pb.GenerateRequest, **call) -> list[pb.GenerateResponse]:
+    async def generate(self, request: pb.GenerateRequest, **call: Any) -> list[pb.GenerateResponse]:
         call.setdefault("timeout", 10)
         return [message async for message in self.inference.Generate(request, **call)]
 
@@ -276,7 +300,7 @@ async def running_server(
     *,
     process_type: type[ServerProcess] = DoubleServer,
     engine: EngineConfig | None = None,
-    **keys,
+    **keys: Any,
 ) -> AsyncIterator[RunningServer]:
     """A ready server on a free port, stopped at the end."""
     secret_file = folder / "secret"

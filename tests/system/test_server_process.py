@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -23,6 +24,11 @@ ROOT = Path(__file__).resolve().parents[2]
 LONG = pb.GenerateRequest(
     token_ids=pack_token_ids((1, 2, 3)), sampling=pb.SamplingParams(max_tokens=5000)
 )
+
+
+def long_stream(channel: grpc.Channel) -> Any:
+    stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+    return stub.Generate(LONG, timeout=30)
 
 
 class Server:
@@ -65,6 +71,7 @@ class Server:
         for process in alive:
             process.kill()
         assert not alive, f"left behind: {alive}"
+        assert self.process.stdout is not None
         with self.process.stdout as stdout:
             assert stdout.read() == b""
         return code
@@ -78,7 +85,7 @@ def test_a_signal_stops_cleanly_under_load(is_group: bool, tmp_path: Path) -> No
     """Guards item 6: exit 0, streams told, no orphan; Ctrl-C reaches the whole group at once."""
     server = Server(tmp_path, "context_server")
     with grpc.insecure_channel(server.address) as channel:
-        stream = inference_pb2_grpc.InferenceStub(channel).Generate(LONG, timeout=30)
+        stream = long_stream(channel)
         next(stream)
         if is_group:
             os.killpg(server.process.pid, signal.SIGINT)
@@ -108,7 +115,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 def test_a_killed_worker_ends_the_server_with_its_story(tmp_path: Path) -> None:
     server = Server(tmp_path, "generation_server")
     with grpc.insecure_channel(server.address) as channel:
-        stream = inference_pb2_grpc.InferenceStub(channel).Generate(LONG, timeout=30)
+        stream = long_stream(channel)
         next(stream)
         server.worker().kill()
         killed_s = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from common.logs import Bridge, Logs
 from protos.errors import ConfigError
 
 
-def logs(**fields) -> tuple[Logs, io.StringIO]:
+def logs(**fields: Any) -> tuple[Logs, io.StringIO]:
     stream = io.StringIO()
     return Logs(name="c-0", stream=stream, **fields), stream
 
