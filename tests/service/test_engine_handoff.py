@@ -188,7 +188,7 @@ def test_abort_in_each_state(pair: Pair) -> None:
         driver.engine.abort(request_id)
     pair.settle()
     assert no_blocks_but_cached(driver.engine.audit())
-    assert not driver.step()
+    assert not driver.engine.step()
 
 
 def test_abort_during_a_pull(pair: Pair) -> None:

@@ -61,7 +61,9 @@ FAMILIES = ("llama", "llama-llama3-rope", "llama-linear-rope", "mistral", "qwen2
 def reference_model(family: str, dtype: torch.dtype = torch.float32) -> Any:
     """Random weights large enough that tokens vary, biases and norms included."""
     torch.manual_seed(7)
-    model = transformers.AutoModelForCausalLM.from_config(_config(family), dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        _config(family), dtype=torch.float32
+    )
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for parameter in model.parameters():
