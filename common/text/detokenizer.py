@@ -67,19 +67,15 @@ class IncrementalDetokenizer:
         return rest
 
     def check(self) -> None:
-        assert 0 <= self._num_context <= len(self._window)
-        assert len(self._window) < 4 * (CONTEXT_TOKENS + PENDING_MAX), len(self._window)
+        assert 0 <= self._num_context <= CONTEXT_TOKENS
+        assert self._num_context <= len(self._window) < CONTEXT_TOKENS + PENDING_MAX
+        assert self._emitted >= 0
 
     def _slide(self, waiting: int) -> None:
         """Pending tokens become context, but for `waiting` characters at the end."""
-        pending = self._window[self._num_context :]
-        kept = pending[-CONTEXT_TOKENS:]
-        context = self._decoder.decode(kept)
-        if context.startswith(REPLACEMENT) and len(kept) < len(pending):
-            kept, context = pending, self._decoder.decode(pending)
-        self._window = kept
-        self._num_context = len(kept)
-        self._emitted = max(0, len(context) - waiting)
+        self._window = self._window[self._num_context :][-CONTEXT_TOKENS:]
+        self._num_context = len(self._window)
+        self._emitted = len(self._decoder.decode(self._window)) - waiting
 
 
 def _visible_tail(decoder: Decoder, token_ids: Sequence[int]) -> list[int]:

@@ -22,6 +22,24 @@ def test_unfinished_character_is_flushed_at_the_end() -> None:
     assert stream.finish().text == "\ufffd"
 
 
+def test_special_tokens_amid_a_character_do_not_break_it() -> None:
+    """`decode` leaves special tokens out before it joins bytes; so must the stream."""
+    tokenizer = toy(byte_level_backend(vocab_size=258))
+    first, *rest = tokenizer.encode("é")
+    stream = TextStream(tokenizer, (), ())
+    assert stream.push([first, *[0] * 100]).text == ""
+    stream.check()
+    assert stream.push(rest).text == "é"
+
+
+def test_overlapping_start_of_a_stop_string() -> None:
+    """ "aab" in "aaab": the search must go back one character, not to the start."""
+    tokenizer = toy(byte_level_backend(vocab_size=258))
+    stream = TextStream(tokenizer, (), ("aab",))
+    shown = [stream.push([token_id]).text for token_id in tokenizer.encode("aaab")]
+    assert shown == ["", "", "a", ""]
+
+
 def test_leading_space_is_kept_after_a_prompt_and_lost_without() -> None:
     """SentencePiece drops the first word's space: only at the text's start is that right."""
     tokenizer = toy(sentencepiece_backend())
