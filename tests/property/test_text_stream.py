@@ -118,6 +118,16 @@ def test_stop_matcher_agrees_with_find(text: str, stop: list[str], cut_at: list[
     assert (shown, matcher.matched) == first_stop(text, stop)
 
 
+def test_stop_string_after_its_own_start() -> None:
+    """Each string over two letters, begun and begun again: the fallbacks must be exact."""
+    words = ["".join(word) for word in itertools.product("ab", repeat=7)]
+    for letters, length in itertools.product(words, range(7)):
+        text = letters[:length] + letters
+        matcher = StopMatcher([letters])
+        shown = "".join(matcher.push(character) for character in text)
+        assert (shown, matcher.matched) == first_stop(text, [letters])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(output=st.text(alphabet="ab é😀", max_size=30), stop=stops, cut_at=cuts)

@@ -32,6 +32,17 @@ def test_special_tokens_amid_a_character_do_not_break_it() -> None:
     assert stream.push(rest).text == "é"
 
 
+def test_character_after_long_rubbish_is_whole() -> None:
+    """Wherever the window is forced to slide, a character begun just before must survive."""
+    tokenizer = toy(byte_level_backend(vocab_size=258))
+    snake = tokenizer.encode("🐍")
+    for num_rubbish in range(40):
+        stream = TextStream(tokenizer, (), ())
+        ids = [snake[-1]] * num_rubbish + list(snake)
+        shown = "".join(stream.push([token_id]).text for token_id in ids) + stream.finish().text
+        assert shown == "\ufffd" * num_rubbish + "🐍"
+
+
 def test_overlapping_start_of_a_stop_string() -> None:
     """ "aab" in "aaab": the search must go back one character, not to the start."""
     tokenizer = toy(byte_level_backend(vocab_size=258))
