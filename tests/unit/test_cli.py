@@ -1,0 +1,190 @@
+"""The command line, in process: its answers, its errors in one line, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from baton.cli.app import app
+from baton.cli.status import make_picture
+from common.security import create_secret
+from protos.errors import DuplicateRequestError
+from protos.messages import (
+    Finish,
+    FinishReason,
+    GenerateChunk,
+    KvStats,
+    LedgerAudit,
+    ServerInfo,
+    ServerLedger,
+    Usage,
+)
+from tests.support.cli_server import SayingServer, serving
+
+ANSWER = (
+    GenerateChunk(external_id="r", token_ids=(5,), text="a", seed=3),
+    GenerateChunk(
+        external_id="r",
+        text="b",
+        text_offset=1,
+        finish=Finish(
+            reason=FinishReason.STOP,
+            usage=Usage(prompt_tokens=2, completion_tokens=1),
+            kv=KvStats(transferred_bytes=64, transport="tcp"),
+        ),
+    ),
+)
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, arguments, input=stdin)
+
+
+def test_text_is_printed_and_nothing_else() -> None:
+    with serving(SayingServer(ANSWER)) as server:
+        done = run("generate", "hi", "--server", server.address)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "ab\n", "")
+
+
+def test_json_is_one_object_with_the_promised_keys() -> None:
+    with serving(SayingServer(ANSWER)) as server:
+        done = run("chat", "hi", "--system", "be kind", "--json", "--server", server.address)
+    answer = json.loads(done.stdout)
+    assert set(answer) == {
+        *("text", "token_ids", "finish_reason", "usage", "kv", "timing", "external_id", "seed")
+    }
+    assert (answer["text"], answer["token_ids"], answer["seed"]) == ("ab", [5], 3)
+    assert set(answer["usage"]) == {"prompt_tokens", "cached_tokens", "completion_tokens"}
+    assert (answer["kv"]["transferred_bytes"], answer["kv"]["transport"]) == (64, "tcp")
+    assert [m.role for m in server.requests[0].chat.messages] == ["system", "user"]
+
+
+def test_every_flag_reaches_the_server() -> None:
+    flags = shlex.split(
+        "--max-tokens 0 --temperature 0 --top-k 0 --top-p 0 --seed 0 --ignore-eos "
+        "--stop x --stop y --stop-token-id 0 --model m --external-id e --timeout 9"
+    )
+    with serving(SayingServer(ANSWER)) as server:
+        done = run("generate", "--prompt-ids", "1,2", *flags, "--server", server.address)
+    assert done.exit_code == 0
+    (request,) = server.requests
+    sampling = request.sampling
+    for name in ("max_tokens", "temperature", "top_k", "top_p", "seed"):
+        assert sampling.HasField(name), f"a 0 given for {name} was taken for silence"
+    assert sampling.ignore_eos
+    assert (list(sampling.stop), list(sampling.stop_token_ids)) == (["x", "y"], [0])
+    assert (request.model, request.external_id, request.deadline_ms) == ("m", "e", 9000)
+    assert len(request.token_ids) == 8
+
+
+@pytest.mark.parametrize("arguments", [("generate",), ("generate", "-"), ("chat",)])
+def test_a_prompt_may_come_by_stdin(arguments: tuple[str, ...]) -> None:
+    with serving(SayingServer(ANSWER)) as server:
+        done = run(*arguments, "--server", server.address, stdin="two\nlines\n")
+    assert done.exit_code == 0
+    (request,) = server.requests
+    assert (request.text or request.chat.messages[0].content) == "two\nlines"
+
+
+def test_a_failed_request_is_one_line_and_exit_code_1() -> None:
+    error = DuplicateRequestError("external_id 'e' is live already", field="external_id")
+    with serving(SayingServer(error=error)) as server:
+        done = run("generate", "hi", "--server", server.address)
+    assert (done.exit_code, done.stderr) == (1, "baton: external_id 'e' is live already\n")
+
+
+def test_nobody_there_comes_with_a_remedy() -> None:
+    done = run("generate", "hi", "--server", "127.0.0.1:1")
+    assert done.exit_code == 1
+    assert "baton up" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("generate", "hi", "--max-tokens", "many"), "--max-tokens"),
+        (("generate", "hi", "--prompt-ids", "1"), "both"),
+        (("generate", "--prompt-ids", "1,x"), "'1,x'"),
+        (("generate", "--maxtokens", "3"), "--max-tokens"),
+        (("genrate", "hi"), "genrate"),
+        (("router",), "--config"),
+        (("up", "--config", "/no/such.yaml"), "/no/such.yaml"),
+        (("up", "--dtype", "float8"), "float8"),
+        (("status", "--secret-file", "/no/secret"), "/no/secret"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments: tuple[str, ...], words: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2, done.output
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("baton: ")
+
+
+def test_a_misspelt_key_names_the_nearest(tmp_path: Path) -> None:
+    config = tmp_path / "up.yaml"
+    config.write_text("contxt: {count: 2}\n")
+    done = run("up", "--config", str(config))
+    assert done.exit_code == 2
+    assert "did you mean 'context'" in done.stderr
+
+
+def test_every_command_explains_itself_with_an_example() -> None:
+    assert run().exit_code == 0
+    for name, command in app.commands.items():
+        if isinstance(command, click.Group):
+            continue
+        done = run(name, "--help")
+        assert done.exit_code == 0
+        assert f"baton {name}" in done.stdout.partition("Example")[2], name
+
+
+def make_router() -> tuple[ServerInfo, LedgerAudit]:
+    def info(name: str, role: str, **more: Any) -> ServerInfo:
+        return ServerInfo(name=name, role=role, incarnation=255, version="1", state="ready", **more)
+
+    servers = (info("c", "context", address="h:1"), info("g", "generation", address="h:2"))
+    audit = LedgerAudit(
+        entries_by_state={"open": 1},
+        servers=(
+            ServerLedger(name="c", ledger=LedgerAudit(blocks_by_state={"live": 2, "free": 3})),
+            ServerLedger(name="g", error="no answer"),
+        ),
+    )
+    return info("router", "router", servers=servers), audit
+
+
+def test_the_picture_holds_each_server_even_a_silent_one() -> None:
+    picture = make_picture(*make_router(), "h:0")
+    context, generation = picture["servers"]
+    assert picture["router"]["ledger_entries"] == {"open": 1}
+    assert context["blocks_by_state"] == {"free": 3, "live": 2}
+    assert (context["incarnation"], context["address"]) == ("00000000000000ff", "h:1")
+    assert (generation["blocks_by_state"], generation["detail"]) == (None, "no answer")
+
+
+def test_the_picture_of_a_single_server() -> None:
+    info = ServerInfo(name="g", role="generation", incarnation=1, version="1")
+    picture = make_picture(info, LedgerAudit(), "h:9")
+    assert picture["router"] is None
+    assert picture["servers"][0]["address"] == "h:9"
+
+
+def test_status_shows_the_secret_and_prints_both_ways(tmp_path: Path) -> None:
+    token = create_secret(tmp_path / "secret").control_token()
+    info, audit = make_router()
+    with serving(SayingServer(server_info=info, audit=audit)) as server:
+        where = ("--runtime-dir", str(tmp_path), "--server", server.address)
+        table, as_json = run("status", *where), run("status", "--json", *where)
+    assert (table.exit_code, as_json.exit_code) == (0, 0)
+    assert "free:3 live:2" in table.stdout
+    assert "g: no answer" in table.stdout
+    assert len(json.loads(as_json.stdout)["servers"]) == 2
+    assert server.metadata[0]["x-baton-control"] == token
