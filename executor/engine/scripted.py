@@ -10,7 +10,6 @@ A sequence waits, runs (one token a step), and ends by one output.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import time
@@ -20,6 +19,13 @@ from dataclasses import dataclass, field
 
 from common.hashing import block_hashes, prompt_digest, root_hash
 from executor.config import EngineConfig, ScriptedConfig
+from executor.engine.scripted_model import (
+    TRANSPORT,
+    check_scripted,
+    invalid,
+    scripted_identity,
+    scripted_token,
+)
 from executor.engine.scripted_pool import Lease, ScriptedPool
 from executor.engine.seam import (
     EngineAudit,
@@ -28,40 +34,25 @@ from executor.engine.seam import (
     EngineOutput,
     EngineRequest,
 )
-from protos.codec import check_limits, check_token_ids
 from protos.errors import (
     BatonError,
     ConfigError,
     DeadlineExceededError,
     DuplicateRequestError,
-    InvalidRequestError,
     OverloadedError,
     RequestCancelledError,
-    RequestFailedError,
 )
 from protos.messages import (
     ContextPhaseParams,
     DisaggRequestId,
     FinishReason,
-    KvLayout,
     KvStats,
     Load,
-    ModelInfo,
-    ModelLimits,
     RequestType,
     StageTimes,
     Usage,
 )
 from protos.tokens import unpack_token_ids
-
-ADDRESS = b"scripted"
-TRANSPORT = "scripted"
-
-
-def scripted_token(digest: bytes, seed: int, position: int, vocab_size: int) -> int:
-    """The token at `position` of the completion of the prompt with this digest."""
-    key = digest + seed.to_bytes(8, "little") + position.to_bytes(8, "little")
-    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") % vocab_size
 
 
 @dataclass(slots=True)
@@ -114,7 +105,7 @@ class ScriptedEngine:
         self._num_doomed = 0
         self._load_sequence = 0
         self._counters = {"submitted": 0, "finished": 0, "failed": 0, "steps": 0}
-        self._identity = _identity(config)
+        self._identity = scripted_identity(config)
 
     @property
     def identity(self) -> EngineIdentity:
@@ -223,11 +214,7 @@ class ScriptedEngine:
     # --- admission ------------------------------------------------------------
 
     def _check_submit(self, request: EngineRequest, prompt: tuple[int, ...]) -> None:
-        limits = self._identity.model_info.limits
-        check_limits(len(prompt), request.sampling, limits)
-        check_token_ids(prompt, "token_ids", limits)
-        if prompt[-1] == self._script.refuse_token_id:
-            raise RequestFailedError("scripted: this request is refused", field="token_ids")
+        check_scripted(request, prompt, self._identity, self._script)
         if len(self._waiting) >= self._config.scheduler.max_queued:
             raise OverloadedError(
                 f"{len(self._waiting)} requests wait already",
@@ -236,13 +223,11 @@ class ScriptedEngine:
             )
         if request.request_type is RequestType.CONTEXT_ONLY:
             self._check_context_only(request, len(prompt))
-        if request.request_type is RequestType.GENERATION_ONLY:
-            self._check_generation_only(request, len(prompt))
 
     def _check_context_only(self, request: EngineRequest, num_tokens: int) -> None:
         disagg_id = request.disagg_request_id
         if disagg_id is None:
-            raise _invalid("disagg_request_id", "absent", "given in a context_only request")
+            raise invalid("disagg_request_id", "absent", "given in a context_only request")
         if self._pool.has_lease(disagg_id):
             raise DuplicateRequestError(
                 f"the hand-off {disagg_id} has a lease already", field="disagg_request_id"
@@ -254,32 +239,8 @@ class ScriptedEngine:
             )
         num_blocks = self._identity.layout.num_blocks(num_tokens)
         if num_blocks > self._pool.leased_blocks_max:
-            raise _invalid(
+            raise invalid(
                 "prompt", f"{num_blocks} blocks", f"at most {self._pool.leased_blocks_max} blocks"
-            )
-
-    def _check_generation_only(self, request: EngineRequest, num_tokens: int) -> None:
-        params = request.context_phase_params
-        if params is None:
-            raise _invalid("context_phase_params", "absent", "given in a generation_only request")
-        expected = {
-            "transport": (params.transport, TRANSPORT),
-            "layout.model_fingerprint": (
-                params.layout.model_fingerprint,
-                self._identity.layout.model_fingerprint,
-            ),
-            "num_prompt_tokens": (params.num_prompt_tokens, num_tokens),
-            "prompt_digest": (params.prompt_digest, prompt_digest(request.prompt_token_ids)),
-        }
-        for name, (given, wanted) in expected.items():
-            if given != wanted:
-                raise _invalid(f"context_phase_params.{name}", given, repr(wanted))
-        num_first = len(params.first_token_ids)
-        if not 1 <= num_first < (request.sampling.max_tokens or 0):
-            raise _invalid(
-                "context_phase_params.first_token_ids",
-                f"{num_first} tokens",
-                "at least 1, and fewer than max_tokens",
             )
 
     def _blocks_needed(self, sequence: _Sequence) -> int:
@@ -292,8 +253,10 @@ class ScriptedEngine:
         if len(self._running) >= self._config.scheduler.max_sequences:
             return False
         num_blocks = self._blocks_needed(self._waiting[0])
-        to_lease = num_blocks if self._waiting[0].is_context_only else 0
-        return self._pool.can_take(num_blocks, num_to_lease=to_lease)
+        if not self._waiting[0].is_context_only:
+            return self._pool.can_take(num_blocks)
+        promised = sum(len(s.block_ids) for s in self._running.values() if s.is_context_only)
+        return self._pool.can_take(num_blocks, num_to_lease=num_blocks + promised)
 
     def _admit(self, now_s: float) -> None:
         sequence = self._waiting.popleft()
@@ -457,48 +420,3 @@ class ScriptedEngine:
             transferred_bytes=num_blocks * layout.block_bytes,
             transport=TRANSPORT,
         )
-
-
-def _identity(config: EngineConfig) -> EngineIdentity:
-    script, cache = config.scripted, config.kv_cache
-    room = min(script.max_total_tokens, cache.num_blocks * cache.tokens_per_block)
-    max_total = min(config.max_total_tokens or room, room)
-    limits = ModelLimits(
-        model=config.served_model_name or "scripted",
-        vocab_size=script.vocab_size,
-        max_prompt_tokens=min(config.max_prompt_tokens or max_total - 1, max_total - 1),
-        max_total_tokens=max_total,
-        eos_token_ids=script.eos_token_ids,
-    )
-    return EngineIdentity(
-        incarnation=secrets.randbits(63),
-        model_info=ModelInfo(
-            limits=limits, dtype=config.dtype, num_parameters=0, architecture="scripted"
-        ),
-        layout=KvLayout(
-            dtype=config.dtype,
-            num_layers=1,
-            num_kv_heads=1,
-            head_dim=8,
-            tokens_per_block=cache.tokens_per_block,
-            model_fingerprint=f"scripted-{script.vocab_size}",
-        ),
-        transport=TRANSPORT,
-        rank_addresses=(ADDRESS,),
-        wires=TRANSPORT,
-        num_blocks=cache.num_blocks,
-    )
-
-
-def _invalid(field: str, value: object, limit: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{field} is {value!r}; it must be {limit}", field=field, value=value, limit=limit
-    )
-
-
-def scripted_completion(
-    packed_prompt: bytes, seed: int, num_tokens: int, script: ScriptedConfig
-) -> tuple[int, ...]:
-    """What the engine must stream for this prompt when nothing ends it early."""
-    digest = prompt_digest(packed_prompt)
-    return tuple(scripted_token(digest, seed, i, script.vocab_size) for i in range(num_tokens))

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from executor.engine.scripted import scripted_completion
+from executor.engine.scripted_model import scripted_completion
 from executor.executor import ExecutorRequest, GenerationExecutor
 from protos.errors import (
     DeadlineExceededError,
