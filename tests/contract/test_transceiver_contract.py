@@ -151,13 +151,8 @@ def test_a_refused_pull_says_why(nodes: tuple[Node, Node]) -> None:
     """F45: wrong token, incarnation, block count: refused by name, at once."""
     source, target = nodes
     offer = source.offer(1, (1, 2))
-    wrong = {
-        "token": {"pull_token": b"guess"},
-        "incarnation": {"source_incarnation": source.incarnation},
-        "blocks": {"num_source_blocks": 3},
-    }
-    target.pull(offer, source, (1, 2), **wrong["token"])
-    target.pull(source.offer(2, (1, 2)), source, (1, 2), **wrong["blocks"])
+    target.pull(offer, source, (1, 2), pull_token=b"guess")
+    target.pull(source.offer(2, (1, 2)), source, (1, 2), num_source_blocks=3)
     for counter, reason in ((1, "token"), (2, "blocks")):
         failed = target.wait_for(PullFailed, counter)
         assert isinstance(failed, PullFailed)
