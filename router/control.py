@@ -149,7 +149,9 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
 def _seen(server: Server) -> ServerInfo:
     """A server as the router knows it: its own words while up, the reason while not."""
-    known = server.info or ServerInfo(name="", role=server.role.value, incarnation=0, version="")
+    known = server.info or ServerInfo(
+        name=server.address, role=server.role.value, incarnation=0, version=""
+    )
     state = known.state if server.is_up else "down"
     return msgspec.structs.replace(known, state=state, detail=server.reason, address=server.address)
 

@@ -238,7 +238,7 @@ class LiveRequest:
         elif isinstance(effect, sig.CallGeneration):
             request_type, signed = RequestType.GENERATION_ONLY, effect.signed
         return GenerateRequest(
-            external_id=self._request.external_id,
+            external_id=self._shared.mint_leg_id(self._request.external_id),
             model=self._request.model,
             token_ids=prepared.prompt_token_ids,
             sampling=prepared.sampling,

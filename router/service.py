@@ -20,7 +20,7 @@ from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
 from protos.codec import chunk_to_proto, request_from_proto
 from protos.errors import BatonError, InternalError, InvalidRequestError
-from protos.messages import GenerateChunk
+from protos.messages import GenerateChunk, GenerateRequest
 from router import signals as sig
 from router.admission import Admission
 from router.prepare import refuse_internal_fields
@@ -60,41 +60,42 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Generate(self, message: pb.GenerateRequest, context: Context) -> None:  # noqa: N802
         received_s = asyncio.get_running_loop().time()
         self._metrics.request_began()
-        outcome = "cancelled"
+        outcome, external_id = "cancelled", message.external_id
         try:
-            await self._generate(message, context, received_s)
+            request = self._admit(message)
+            external_id = request.external_id
+            await self._serve(request, context, received_s)
             outcome = "ok"
         except BatonError as error:
             outcome = error.status
             self._log.info(
-                "request_failed",
-                external_id=message.external_id,
-                outcome=error.status,
-                error=error.message,
+                "request_failed", external_id=external_id, outcome=outcome, error=error.message
             )
             await fail(context, error)
         except Exception as error:
             outcome = "internal"
-            self._log.exception("request_broke", error, external_id=message.external_id)
+            self._log.exception("request_broke", error, external_id=external_id)
             await fail(context, InternalError(f"{type(error).__name__}: see the router's log"))
         finally:
             self._metrics.request_ended(outcome)
 
-    async def _generate(
-        self, message: pb.GenerateRequest, context: Context, received_s: float
-    ) -> None:
+    def _admit(self, message: pb.GenerateRequest) -> GenerateRequest:
+        """The request with its external id, which is live from here on. Raises RequestError."""
         request = request_from_proto(message)
         refuse_internal_fields(request)
         external_id = self._admission.admit(request.external_id)
-        writer = _Writer(context, self._metrics, received_s)
+        return msgspec.structs.replace(request, external_id=external_id)
+
+    async def _serve(self, request: GenerateRequest, context: Context, received_s: float) -> None:
+        external_id = request.external_id
         self._idle.clear()
         try:
             live = self._live[external_id] = LiveRequest(
                 self._shared,
-                msgspec.structs.replace(request, external_id=external_id),
+                request,
                 deadline_s=self._deadline_s(request.deadline_ms, context.time_remaining()),
                 received_s=received_s,
-                write=writer.write,
+                write=_Writer(context, self._metrics, received_s).write,
             )
             await live.run()
         finally:

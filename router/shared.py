@@ -13,6 +13,8 @@ from router.leases import Leases
 from router.links import Links
 
 _COUNTER_END = 1 << 32
+LEG_ID_HEAD_LENGTH_MAX = 200
+"""With our part it stays below protos.codec.EXTERNAL_ID_LENGTH_MAX."""
 
 
 class DisaggIds:
@@ -43,10 +45,21 @@ class Shared:
     suspect: Callable[[str, str], None]
     """Tells that a server's connection broke: (address, reason)."""
     disagg_ids: DisaggIds = field(default_factory=DisaggIds)
+    num_leg_ids: int = 0
     num_late: int = 0
 
     def mint_disagg_id(self) -> DisaggRequestId:
         return self.disagg_ids.mint()
+
+    def mint_leg_id(self, external_id: str) -> str:
+        """The external id of one leg: the client's, as far as it is short, and a part of ours.
+
+        A client may use its id again as soon as its request has ended here,
+        which is before a server has seen the cancel of the last leg.
+        """
+        self.num_leg_ids += 1
+        head = external_id[:LEG_ID_HEAD_LENGTH_MAX]
+        return f"{head}#{self.disagg_ids.epoch:016x}.{self.num_leg_ids}"
 
     def count_late(self, num: int) -> None:
         self.num_late += num

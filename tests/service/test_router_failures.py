@@ -81,7 +81,8 @@ async def test_a_cancel_in_any_phase_frees_everything(tmp_path: Path, phase: str
             answer = await collect(call)
             assert isinstance(answer.error, RequestCancelledError)
             assert "enough" in answer.error.message
-        await until(lambda: server.seen.cancelled == ["x"], "the leg to be cancelled", 1)
+        await until(lambda: len(server.seen.cancelled) == 1, "the leg to be cancelled", 1)
+        assert server.seen.cancelled[0].startswith("x#"), "the client's id shows in a leg's"
         if phase == "between":
             await until(lambda: len(context.seen.released) == 1, "the lease to be released", 1)
         else:
@@ -99,6 +100,22 @@ async def test_a_client_that_does_not_read_is_ended_by_its_deadline(tmp_path: Pa
         await asyncio.sleep(0.7)
         answer = await collect(call)
         assert isinstance(answer.error, DeadlineExceededError)
+
+
+async def test_a_cancelled_id_can_be_used_again_at_once(tmp_path: Path) -> None:
+    """Guards the legs' own ids: a server that has not seen the cancel yet would take the
+    client's next request under the same id for a duplicate."""
+    async with cluster(tmp_path) as (client, context, _):
+        for _ in range(5):
+            call = client.start(PROMPT, max_tokens=300, external_id="x")
+            await call.read()
+            await client.inference.Abort(pb.AbortRequest(external_ids=["x"]))
+            await collect(call)
+        ids = [request.external_id for request in context.seen.requests]
+        assert len(set(ids)) == 5
+        long_id = "y" * 256
+        answer = await client.generate(PROMPT, max_tokens=2, external_id=long_id)
+        assert (answer.error, answer.external_id) == (None, long_id)
 
 
 # --- deadlines ---------------------------------------------------------------------

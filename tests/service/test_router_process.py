@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import grpc
 import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from common.security import create_secret
 
@@ -75,7 +77,7 @@ def test_a_taken_port_is_refused(tmp_path: Path) -> None:
         taken.listen()
         ended = _run(_config(tmp_path, listen=f"127.0.0.1:{taken.getsockname()[1]}"))
     assert ended.returncode == 2
-    assert "port is in use" in ended.stderr
+    assert "already in use" in ended.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -102,13 +104,32 @@ def test_ready_health_and_a_clean_end(tmp_path: Path, number: signal.Signals) ->
             name: stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5).status
             for name in ("liveness", "readiness")
         }
+        services = _reflected(channel)
     response = health_pb2.HealthCheckResponse
+    assert {"baton.v1.Inference", "baton.v1.Control", "grpc.health.v1.Health"} <= set(services)
+    assert "baton_requests_open" in _metrics(process)
     assert statuses == {"liveness": response.SERVING, "readiness": response.NOT_SERVING}
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=10)
     assert (process.returncode, stdout) == (0, "")
-    assert "ready" in stderr
+    assert "stopped" in stderr
     assert "Traceback" not in stderr
+
+
+def _reflected(channel: grpc.Channel) -> list[str]:
+    """The services that reflection lists."""
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+    ask = reflection_pb2.ServerReflectionRequest(list_services="")
+    answer = next(iter(stub.ServerReflectionInfo(iter([ask]), timeout=5)))
+    return [service.name for service in answer.list_services_response.service]
+
+
+def _metrics(process: subprocess.Popen[str]) -> str:
+    """What the address in the log's line about metrics answers."""
+    assert process.stderr is not None
+    address = process.stderr.readline().rpartition("listen=")[2].strip()
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+        return str(answer.read(), "utf-8")
 
 
 def test_the_router_imports_no_torch() -> None:
