@@ -5,6 +5,8 @@ The router and both roles' servers stand on it.
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any, NoReturn
 
 import grpc
@@ -28,6 +30,8 @@ _SERVER_OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 20_000),  # a client whose network is cut is found by these pings
+    ("grpc.keepalive_timeout_ms", 10_000),
 )
 
 
@@ -57,19 +61,32 @@ def add_services(server: grpc.aio.Server, inference: object, control: object) ->
 
 def bind(server: grpc.aio.Server, listen: str, field: str = "listen") -> str:
     """Take the port; returns HOST:PORT with the real port. Raises ConfigError."""
-    host, _ = split_address(listen, field)
+    host, wanted = split_address(listen, field)
+    why = _trouble_with(host, wanted)
     try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError:
-        port = 0
-    if port == 0:
+        port = 0 if why else server.add_insecure_port(listen)
+    except RuntimeError as error:
+        why = str(error)
+    if why:
         raise ConfigError(
-            f"cannot listen on {listen}: the port is in use or the host is not ours; stop what "
-            f"uses it (ss -ltnp shows it), or set {field} to another one (port 0 picks a free one)",
+            f"cannot listen on {listen}: {why}; set {field} to a free port of this host (0 picks "
+            "one), or stop what uses this one (ss -ltnp shows it)",
             field=field,
             value=listen,
         )
     return f"{host}:{port}"
+
+
+def _trouble_with(host: str, port: int) -> str:
+    """Why an address cannot be had, "" if it can: gRPC itself says it in a log line of its own."""
+    name = host.strip("[]")
+    try:
+        family = socket.AF_INET6 if ":" in name else socket.AF_INET
+        with socket.create_server((name, port), family=family):
+            return ""
+    except OSError as error:
+        is_plain = error.errno is not None and error.errno > 0
+        return os.strerror(error.errno or 0).lower() if is_plain else (error.strerror or str(error))
 
 
 async def fail(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:

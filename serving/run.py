@@ -34,6 +34,7 @@ from common.process import (
 from common.rpc import Health, add_services, bind, enable_reflection, new_server
 from common.security import load_secret
 from common.text.tokenizer import Tokenizer, load_tokenizer
+from executor.engine.models.config import load_model_config
 from executor.executor import GenerationExecutor
 from protos.errors import BatonError, ConfigError, EngineDeadError, ServerUnavailableError
 from serving.config import ServerConfig
@@ -151,19 +152,26 @@ class ServerProcess:
         serving = await self._start(stopping)
         if serving is None:
             return EXIT_OK
-        self.state.set_ready(serving)
-        await self._health.set_ready(True)
-        self._log.info("ready", name=self._config.name, listen=self.state.address)
-        tell_ready(self._options.ready_fd, self.state.address)
-        executor = serving.executor
+        try:
+            self.state.set_ready(serving)
+            await self._health.set_ready(True)
+            self._log.info("ready", name=self._config.name, listen=self.state.address)
+            tell_ready(self._options.ready_fd, self.state.address)
+            return await self._serve_until_end(serving.executor, stopping)
+        finally:
+            await self._shut_executor(serving.executor)
+
+    async def _serve_until_end(self, executor: GenerationExecutor, stopping: asyncio.Event) -> int:
         death = asyncio.create_task(executor.wait_dead())
         stop = asyncio.create_task(stopping.wait())
         watch = asyncio.create_task(self._watch_health(executor))
         try:
-            await asyncio.wait({death, stop}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((death, stop, watch), return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                watch.result()  # it never ends but by a defect of ours, which is raised here
             watch.cancel()
             if death.done():
-                return await self._on_death(executor, death.result())
+                return await self._on_death(death.result())
             return await self._on_stop(executor)
         finally:
             for task in (death, stop, watch):
@@ -195,6 +203,8 @@ class ServerProcess:
                 field="engine.model",
             )
         tokenizer: Tokenizer | None = None
+        if config.engine == "torch":  # a model we cannot run is told before a worker is started
+            await asyncio.to_thread(load_model_config, Path(config.model))
         if config.model:
             tokenizer = await asyncio.to_thread(load_tokenizer, Path(config.model))
         executor = await GenerationExecutor.create(
@@ -233,10 +243,9 @@ class ServerProcess:
             self._log.info("streams_ended", num=self._live.end_all(reason))
             await self._inference.wait_idle(ENDING_S_MAX)
         executor.pre_shutdown()
-        await self._shut_executor(executor)
         return EXIT_OK
 
-    async def _on_death(self, executor: GenerationExecutor, error: EngineDeadError) -> int:
+    async def _on_death(self, error: EngineDeadError) -> int:
         """The executor fails every open result; what is left here is to say so and go."""
         cause, *lines = error.message.splitlines()
         self._log.error("engine_dead", error=cause, open_requests=len(self._live))
@@ -247,7 +256,6 @@ class ServerProcess:
         await self._health.set_live(False)
         self._live.end_all(error)
         await self._inference.wait_idle(ENDING_S_MAX)
-        await self._shut_executor(executor)
         return EXIT_ENGINE_DEAD
 
     async def _shut_executor(self, executor: GenerationExecutor) -> None:

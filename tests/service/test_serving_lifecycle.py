@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 import urllib.error
@@ -178,7 +179,9 @@ async def test_engine_death_reaches_every_stream_and_ends_the_server(tmp_path: P
 async def test_two_servers_never_share_a_port(tmp_path: Path) -> None:
     """Guards against SO_REUSEPORT, by which a second server would steal half the calls."""
     async with running_server(ContextRole, tmp_path) as server:
-        with pytest.raises(ConfigError, match=r"cannot listen on .* in use") as caught:
+        with pytest.raises(
+            ConfigError, match=r"cannot listen on .*address already in use"
+        ) as caught:
             async with running_server(ContextRole, tmp_path, listen=server.process.state.address):
                 pass
         assert caught.value.field == "listen"
@@ -231,7 +234,7 @@ async def test_a_loading_server_says_so_and_stops_when_told(tmp_path: Path) -> N
         ("secret_file: SECRET\nlisten: 127.0.0.1:0", "engine.model is empty"),
         (
             "secret_file: SECRET\nlisten: 127.0.0.1:0\nengine: {model: /nowhere/model}",
-            "/nowhere/model",
+            "model .*/nowhere/model. is neither a folder with a config.json nor a .gguf file",
         ),
         ("secret_file: SECRET\nshutdown_grace_s: -1", "shutdown_grace_s"),
     ],
@@ -246,4 +249,4 @@ def test_what_cannot_start_is_one_line_and_status_2(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
-    assert story in captured.err
+    assert re.search(story, captured.err)
