@@ -42,7 +42,7 @@ def create_torch_engine(
     `make_transport` is for two engines in one process, which need a network
     between them.
     """
-    _check_scheduler(config)
+    _check(config)
     device = _device(config.device)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
@@ -164,22 +164,29 @@ def _transceiver(
     )
 
 
-def _check_scheduler(config: EngineConfig) -> None:
-    scheduler = config.scheduler
-    if scheduler.max_batch_tokens < scheduler.max_sequences:
-        raise ConfigError(
-            f"scheduler.max_batch_tokens is {scheduler.max_batch_tokens}; it must be at least "
-            f"scheduler.max_sequences ({scheduler.max_sequences}), so that a step decodes them all",
-            field="scheduler.max_batch_tokens",
-            value=scheduler.max_batch_tokens,
-            limit=scheduler.max_sequences,
-        )
-    for name in ("max_sequences", "prefill_chunk_tokens", "max_queued"):
-        if getattr(scheduler, name) < 1:
-            raise ConfigError(
-                f"scheduler.{name} is {getattr(scheduler, name)}; it must be at least 1",
-                field=f"scheduler.{name}",
-            )
+def _check(config: EngineConfig) -> None:
+    """Numbers that no engine can work with are refused by name."""
+    scheduler, cache = config.scheduler, config.kv_cache
+    for name, value, least in (
+        ("scheduler.max_sequences", scheduler.max_sequences, 1),
+        ("scheduler.prefill_chunk_tokens", scheduler.prefill_chunk_tokens, 1),
+        ("scheduler.max_queued", scheduler.max_queued, 1),
+        # A step decodes every running sequence, one token each.
+        ("scheduler.max_batch_tokens", scheduler.max_batch_tokens, scheduler.max_sequences),
+        ("kv_cache.tokens_per_block", cache.tokens_per_block, 1),
+        # One token of prompt and one of completion.
+        ("kv_cache.num_blocks", cache.num_blocks, -(-2 // max(cache.tokens_per_block, 1))),
+    ):
+        if value < least:
+            raise _refused(name, value, f"at least {least}")
+    if not 0.0 <= cache.leased_share_max <= 1.0:
+        raise _refused("kv_cache.leased_share_max", cache.leased_share_max, "0 to 1")
+
+
+def _refused(name: str, value: object, limit: str) -> ConfigError:
+    return ConfigError(
+        f"{name} is {value}; it must be {limit}", field=name, value=value, limit=limit
+    )
 
 
 def _scheduler(config: EngineConfig) -> Scheduler:

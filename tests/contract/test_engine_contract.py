@@ -19,7 +19,7 @@ from protos.tokens import pack_token_ids
 from tests.support.engine_drive import engine_config
 from tests.support.engine_models import VOCAB_SIZE, save_checkpoint
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
 
 

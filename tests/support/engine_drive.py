@@ -22,7 +22,7 @@ from protos.messages import (
 )
 from protos.tokens import pack_token_ids
 
-ENGINE_WAIT_S = 20.0
+ENGINE_WAIT_S = 60.0
 
 
 @dataclass
