@@ -26,8 +26,9 @@ from protos.errors import BatonError, InternalError, InvalidRequestError
 from protos.messages import LedgerAudit, Load, ModelInfo, ServerInfo, ServerLedger
 from protos.status import error_from_rpc
 from router.admission import Admission
-from router.fleet import Fleet, Server
+from router.fleet import Fleet
 from router.identity import RouterIdentity
+from router.servers import Server
 from router.service import InferenceServicer
 from router.shared import Shared
 
@@ -107,6 +108,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
                 **self._admission.counters,
                 "late": self._shared.num_late,
                 "reservations": num_reserved,
+                "calls_ending": self._shared.links.num_ending,
             },
         )
 

@@ -13,80 +13,21 @@ so the load is always the sum of what is still open.
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from protos.errors import ServerUnavailableError
-from protos.messages import KvLayout, Load, ModelInfo, ModelLimits, ServerInfo
+from protos.messages import Load, ModelInfo, ModelLimits, ServerInfo
 from router.policies import Candidate, Policy
-
-
-class Role(enum.StrEnum):
-    CONTEXT = "context"
-    GENERATION = "generation"
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """One leg's share of a server, until the leg's stream has ended."""
-
-    serial: int
-    role: Role
-    address: str
-    tokens: int
-
-
-@dataclass(slots=True)
-class Server:
-    """What is known of one address. `info` and `model` outlive a death: status shows them."""
-
-    address: str
-    role: Role
-    arrival: int
-    is_up: bool = False
-    reason: str = "not reached yet"
-    info: ServerInfo | None = None
-    model: ModelInfo | None = None
-    load: Load = field(default_factory=Load)
-    reserved_tokens: int = 0
-    num_reserved: int = 0
-
-    @property
-    def label(self) -> str:
-        name = self.info.name if self.info else ""
-        return f"{name} ({self.address})" if name else self.address
-
-
-_LAYOUT_FIELDS = (
-    "dtype",
-    "num_layers",
-    "num_kv_heads",
-    "head_dim",
-    "tokens_per_block",
-    "model_fingerprint",
-    "tp_size",
-    "pp_size",
-    "layout_version",
+from router.servers import (
+    Reservation,
+    Role,
+    Server,
+    can_pair,
+    least_limits,
+    model_name,
+    pair_faults,
+    unique,
 )
-
-
-def incompatibilities(context: ServerInfo, generation: ServerInfo) -> list[str]:
-    """Why KV cannot go from one to the other; empty where it can."""
-    found = _differences(("model", "transport"), context, generation)
-    if context.layout is None or generation.layout is None:
-        return [*found, "a server that tells no KV layout"]
-    return found + _differences(_LAYOUT_FIELDS, context.layout, generation.layout)
-
-
-def _differences(
-    names: Sequence[str], context: ServerInfo | KvLayout, generation: ServerInfo | KvLayout
-) -> list[str]:
-    return [
-        f"{name} {getattr(context, name)!r} against {getattr(generation, name)!r}"
-        for name in names
-        if getattr(context, name) != getattr(generation, name)
-    ]
 
 
 class Fleet:
@@ -219,18 +160,18 @@ class Fleet:
         generation = [server for server in up if server.role is Role.GENERATION]
         self._partners = {}
         if self._needs_pairs:
-            pairs = [(c, g) for c in context for g in generation if _can_pair(c, g)]
+            pairs = [(c, g) for c in context for g in generation if can_pair(c, g)]
             # One router serves one model: that of the first pair in the configuration.
-            pairs = [(c, g) for c, g in pairs if _model_name(c) == _model_name(pairs[0][0])]
+            pairs = [(c, g) for c, g in pairs if model_name(c) == model_name(pairs[0][0])]
             for c, g in pairs:
                 self._partners.setdefault(c.address, []).append(g)
-            context = _unique(c for c, _ in pairs)
-            generation = _unique(g for _, g in pairs)
+            context = unique(c for c, _ in pairs)
+            generation = unique(g for _, g in pairs)
         else:
-            generation = [g for g in generation if _model_name(g) == _model_name(generation[0])]
+            generation = [g for g in generation if model_name(g) == model_name(generation[0])]
             context = []
         self._usable = {Role.CONTEXT: context, Role.GENERATION: generation}
-        self._limits = _least(context + generation)
+        self._limits = least_limits(context + generation)
 
     def _why_none(self, role: Role, partner: str | None) -> str:
         stories = [
@@ -248,7 +189,7 @@ class Fleet:
             told = "; ".join(f"{s.label}: {s.reason}" for s in others) or "none is configured"
             return f"up, but without a partner ({told})"
         return "up, but cannot pair with " + "; ".join(
-            f"{other.label}: {', '.join(_pair_faults(server, other)) or 'another model is served'}"
+            f"{other.label}: {', '.join(pair_faults(server, other)) or 'another model is served'}"
             for other in up
         )
 
@@ -262,39 +203,3 @@ class Fleet:
             assert all(s.is_up and s.role is role for s in servers), f"unusable {role} server"
             arrivals = [s.arrival for s in servers]
             assert arrivals == sorted(arrivals), f"{role} servers are out of order"
-
-
-def _model_name(server: Server) -> str:
-    return server.info.model if server.info else ""
-
-
-def _pair_faults(one: Server, other: Server) -> list[str]:
-    assert one.info is not None
-    assert other.info is not None
-    if one.role is Role.CONTEXT:
-        return incompatibilities(one.info, other.info)
-    return incompatibilities(other.info, one.info)
-
-
-def _can_pair(context: Server, generation: Server) -> bool:
-    return not _pair_faults(context, generation)
-
-
-def _unique(servers: Iterable[Server]) -> list[Server]:
-    """Each once, by arrival."""
-    by_arrival = {server.arrival: server for server in servers}
-    return [by_arrival[arrival] for arrival in sorted(by_arrival)]
-
-
-def _least(servers: Sequence[Server]) -> ModelLimits | None:
-    """The tightest of every limit, so that any pair can take what passes it."""
-    limits = [server.model.limits for server in servers if server.model]
-    if not limits:
-        return None
-    return ModelLimits(
-        model=limits[0].model,
-        vocab_size=min(one.vocab_size for one in limits),
-        max_prompt_tokens=min(one.max_prompt_tokens for one in limits),
-        max_total_tokens=min(one.max_total_tokens for one in limits),
-        eos_token_ids=limits[0].eos_token_ids,
-    )

@@ -23,8 +23,8 @@ from protos.errors import (
 from protos.messages import GenerateChunk, GenerateRequest
 from protos.status import STATUS_DETAILS_KEY, error_from_rpc
 from router import signals as sig
-from router.fleet import Reservation
 from router.links import Link
+from router.servers import Reservation
 from router.signals import Event, Leg
 
 DEADLINE_MARGIN_S = 0.5

@@ -52,6 +52,10 @@ class Links:
     def __getitem__(self, address: str) -> Link:
         return self._links[address]
 
+    @property
+    def num_ending(self) -> int:
+        return len(self._ending)
+
     def let_end(self, call: Any) -> None:
         """Keep a call whose last message was read until its status came too.
 

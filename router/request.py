@@ -18,10 +18,10 @@ from protos.errors import BatonError, RequestCancelledError, ServerUnavailableEr
 from protos.messages import GenerateChunk, GenerateRequest, RequestType
 from router import signals as sig
 from router.dispatch import Dispatch, Effects
-from router.fleet import Role
 from router.leases import Renewal
 from router.legs import OpenLeg, leg_failed
 from router.prepare import Prepared, prepare
+from router.servers import Role
 from router.shared import Shared
 from router.signals import Event, Leg
 

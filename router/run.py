@@ -18,6 +18,7 @@ from common.rpc import Health, bind, enable_reflection, new_server
 from common.security import ClusterSecret, load_secret
 from common.text.tokenizer import load_tokenizer
 from protos import control_pb2_grpc, inference_pb2_grpc
+from protos.messages import LedgerAudit
 from router import signals as sig
 from router.admission import Admission
 from router.config import RouterConfig
@@ -135,7 +136,11 @@ class Router:
     def _read_gauges(self) -> Gauges:
         """Called in the thread that scrapes; it reads numbers, and never waits."""
         load = self._control.load()
-        return Gauges(load=load, audit=self._control.audit())
+        return Gauges(load=load, audit=self.audit())
+
+    def audit(self) -> LedgerAudit:
+        """The router's own requests, reservations and calls."""
+        return self._control.audit()
 
     async def wait_broken(self) -> None:
         """Returns never; raises what ended a watcher, which only a defect of ours does."""

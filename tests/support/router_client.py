@@ -131,6 +131,8 @@ async def assert_at_rest(client: Client, *servers: Any) -> None:
     router.fleet.check()
     router.admission.check()
     assert all(s.num_reserved == 0 and s.reserved_tokens == 0 for s in router.fleet.servers)
+    for name in ("reservations", "calls_ending"):
+        await until(lambda n=name: router.audit().counters[n] == 0, f"no {name}")  # type: ignore[misc]
     for server in servers:
         await until(lambda s=server: s.num_open == 0, f"{server.name} to be idle")  # type: ignore[misc]
         await until(lambda s=server: not s.leases, f"{server.name}'s leases to end")  # type: ignore[misc]

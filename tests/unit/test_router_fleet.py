@@ -8,8 +8,9 @@ import pytest
 from protos.errors import DuplicateRequestError, OverloadedError, ServerUnavailableError
 from protos.messages import KvLayout, Load, ModelInfo, ModelLimits, ServerInfo
 from router.admission import Admission
-from router.fleet import Fleet, Role, incompatibilities
+from router.fleet import Fleet
 from router.policies import Candidate, LeastLoaded, RoundRobin, create_policy
+from router.servers import Role, incompatibilities
 
 LAYOUT = KvLayout(
     dtype="float32",
