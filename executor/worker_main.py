@@ -22,6 +22,7 @@ from typing import Any
 import zmq
 
 from executor.engine.factory import create_engine
+from executor.engine.seam import Engine
 from executor.inbox import Inbox
 from executor.ipc import (
     TO_PROXY,
@@ -82,16 +83,22 @@ class WorkerProcess:
         """The exit status. Threads and sockets that still wait end with the process."""
         pid = os.getpid()
         self._outbox.say(Hello(pid, start_ticks(pid), socket.gethostname()))
+        status = EXIT_DIED
         try:
-            self._serve()
-            status = 0
+            engine = create_engine(self._bootstrap.config, self._inbox.wake)
         except Exception as error:
-            traceback.print_exc()
-            sys.stderr.flush()
-            self._outbox.say(Died(_to_baton(error).to_data()))
-            status = EXIT_DIED
+            self._say_died(error)
+        else:
+            self._is_loaded = True
+            status = self._serve(engine)
         self._close()
         return status
+
+    def _say_died(self, error: Exception) -> None:
+        """Before anything is closed: closing a broken engine may take its time."""
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        self._outbox.say(Died(_to_baton(error).to_data()))
 
     def _close(self) -> None:
         """Let the last words out: bounded by the sockets' linger."""
@@ -101,28 +108,28 @@ class WorkerProcess:
             self._receiver.socket.close(linger=0)
         self._context.term()  # ends the receiver, which closes its own socket
 
-    def _serve(self) -> None:
+    def _serve(self, engine: Engine) -> int:
         bootstrap = self._bootstrap
-        engine = create_engine(bootstrap.config, self._inbox.wake)
-        self._is_loaded = True
+        worker = Worker(
+            engine,
+            self._inbox,
+            self._outbox,
+            tombstones_max=bootstrap.tombstones_max,
+            count_bad_frames=lambda: self._opener.num_bad,
+        )
+        self._thread = Receiver(self._receiver, self._inbox, bootstrap.queue_messages_max)
+        self._thread.start()
+        heart = Heart(worker, self._outbox, bootstrap.heartbeat_s)
+        heart.start()
+        status = 0
         try:
-            worker = Worker(
-                engine,
-                self._inbox,
-                self._outbox,
-                tombstones_max=bootstrap.tombstones_max,
-                count_bad_frames=lambda: self._opener.num_bad,
-            )
-            self._thread = Receiver(self._receiver, self._inbox, bootstrap.queue_messages_max)
-            self._thread.start()
-            heart = Heart(worker, self._outbox, bootstrap.heartbeat_s)
-            heart.start()
-            try:
-                worker.run()
-            finally:
-                heart.stop()
-        finally:
-            engine.close()
+            worker.run()
+        except Exception as error:
+            self._say_died(error)
+            status = EXIT_DIED
+        heart.stop()
+        engine.close()
+        return status
 
     def _open(self, endpoint: str) -> zmq.Socket[bytes]:
         return open_pair(

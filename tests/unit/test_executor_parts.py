@@ -1,0 +1,143 @@
+"""The executor's small parts, without a process: results, text, progress, the inbox."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import cast
+
+import pytest
+
+from common.text.tokenizer import Tokenizer
+from executor.engine.seam import EngineFinish, EngineOutput
+from executor.health import ProgressWatch
+from executor.inbox import Inbox
+from executor.messages import Cancel, Stop
+from executor.postprocess import Postprocessor
+from executor.result import GenerationResult, ResultChunk
+from protos.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    RequestCancelledError,
+)
+from protos.messages import FinishReason, KvStats, Usage
+from tests.support.executor_scripted import CharTokenizer, request
+
+LENGTH = EngineFinish(
+    reason=FinishReason.LENGTH,
+    usage=Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=9),
+    kv=KvStats(transferred_blocks=5),
+)
+
+
+def text_of(*ids: int) -> str:
+    return CharTokenizer().decode(ids)
+
+
+def postprocessor(*stop: str) -> Postprocessor:
+    return Postprocessor(request(stop=stop), cast(Tokenizer, CharTokenizer()))
+
+
+def output(index: int, *ids: int, finish: EngineFinish | None = None) -> EngineOutput:
+    return EngineOutput(request_id=1, token_index=index, token_ids=ids, finish=finish)
+
+
+async def test_unread_chunks_merge_and_the_end_is_sticky() -> None:
+    """Guards: chunks lost or doubled by merging; a StopAsyncIteration that turns into a wait."""
+    result = GenerationResult(1, lambda _: None)
+    for index in range(5):
+        result.push(ResultChunk(token_index=index, token_ids=(index,), text="x", text_offset=index))
+    assert result.num_merged == 4
+    assert await anext(result) == ResultChunk(token_ids=(0, 1, 2, 3, 4), text="xxxxx")
+    result.push(ResultChunk(token_index=5, text_offset=5, finish=LENGTH))
+    assert (await anext(result)).finish is LENGTH
+    for _ in range(2):
+        with pytest.raises(StopAsyncIteration):
+            await anext(result)
+
+
+async def test_what_came_before_an_error_is_read_first() -> None:
+    result = GenerationResult(1, lambda _: None)
+    waiting = asyncio.ensure_future(result.__anext__())
+    await asyncio.sleep(0)
+    result.push(ResultChunk(token_ids=(1,)))
+    error = EngineDeadError("gone")
+    result.fail(error)
+    assert (await waiting).token_ids == (1,)
+    for _ in range(2):
+        with pytest.raises(EngineDeadError) as raised:
+            await anext(result)
+        assert raised.value is error
+
+
+def test_a_stop_in_mid_output_cuts_tokens_and_keeps_the_engines_numbers() -> None:
+    """Guards: usage and KV numbers lost because a stop string ended the request by an abort."""
+    post = postprocessor(text_of(5, 6))
+    first = post.absorb(output(0, 4, 5, 6, 7))
+    assert first is not None
+    assert (first.token_ids, first.text, first.finish) == ((4, 5, 6), text_of(4), None)
+    assert post.absorb(output(4, 8)) is None
+    cancelled = RequestCancelledError("x").to_data()
+    last = post.absorb(EngineOutput(request_id=1, finish=LENGTH, error=cancelled))
+    assert last is not None
+    assert last.finish is not None
+    assert (last.token_index, last.text_offset, last.stop_string) == (3, 1, text_of(5, 6))
+    assert last.finish.reason is FinishReason.STOP
+    assert last.finish.usage == Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=3)
+    assert last.finish.kv.transferred_blocks == 5
+    assert post.num_dropped == 2
+
+
+def test_half_a_stop_string_is_flushed_at_the_end() -> None:
+    post = postprocessor(text_of(5, 6))
+    first = post.absorb(output(0, 4, 5))
+    assert first is not None
+    assert first.text == text_of(4)
+    last = post.absorb(output(2, finish=LENGTH))
+    assert last is not None
+    assert (last.token_index, last.text, last.stop_string) == (2, text_of(5), "")
+
+
+def test_tokens_left_out_by_the_engine_are_noticed() -> None:
+    with pytest.raises(AssertionError, match="left tokens out"):
+        postprocessor().absorb(output(1, 4))
+
+
+def test_stop_strings_without_a_tokenizer_are_refused_by_name() -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        Postprocessor(request(stop=("x",)), None)
+    assert raised.value.field == "sampling.stop"
+
+
+def test_progress_is_judged_by_silence_and_by_standing_still_under_work() -> None:
+    """Guards: an idle loop called stuck, a stuck one called well."""
+    watch = ProgressWatch.start(10.0, 0.0)
+    for now_s in range(1, 100):
+        watch.on_heartbeat(now_s, progress=7, is_busy=False)
+        assert not watch.trouble(now_s)
+    watch.on_heartbeat(100, progress=8, is_busy=True)
+    for now_s in range(101, 120):
+        watch.on_heartbeat(now_s, progress=8, is_busy=True)
+        assert bool(watch.trouble(now_s)) == (now_s > 110)
+    watch.on_heartbeat(120, progress=9, is_busy=True)
+    assert not watch.trouble(130)
+    assert "said nothing for 11.0 s" in watch.trouble(131)
+
+
+def test_a_full_inbox_holds_its_filler_and_lets_go_at_the_stop() -> None:
+    """Guards: an inbox without a bound, or a receiver that no stop can free."""
+    inbox = Inbox(2)
+    inbox.put([Cancel(1), Cancel(2)])
+    filler = threading.Thread(target=inbox.put, args=([Cancel(3)],))
+    filler.start()
+    filler.join(0.05)
+    assert filler.is_alive()
+    assert inbox.take(0) == [Cancel(1), Cancel(2)]
+    filler.join(5)
+    assert inbox.take(None) == [Cancel(3)]
+    inbox.wake()
+    assert inbox.take(None) == []
+    inbox.put([Cancel(4), Cancel(5)])
+    inbox.stop()
+    inbox.put([Cancel(6)])
+    assert inbox.take(0) == [Cancel(4), Cancel(5), Stop(), Cancel(6)]
