@@ -31,7 +31,13 @@ from protos.messages import (
     StageTimes,
 )
 from router import signals as sig
-from router.merge import Continuity, merge_finishes
+from router.merge import (
+    Continuity,
+    finish_of,
+    handoff_fault,
+    merge_finishes,
+    whole_fault,
+)
 from router.signals import Effect, Event, Leg
 
 STORY_LENGTH_MAX = 16
@@ -107,10 +113,12 @@ class Dispatch:
 
     def _context_finished(self, event: sig.ContextFinished) -> Effects:
         freed = self._leg_ended()
-        params, finish = event.params, _finish_of(event.chunk)
+        params, finish = event.params, finish_of(event.chunk)
         if params is not None:
             self._lease = sig.Lease(params.disagg_request_id, params.pull_token, params.lease_ms)
-        fault = self._continuity.fault_in(event.chunk) or self._handoff_fault(finish, params)
+        fault = self._continuity.fault_in(event.chunk) or handoff_fault(
+            finish, params, self.disagg_request_id
+        )
         if fault is not None:
             return freed + self._end(sig.Fail(fault))
         if finish.reason is not FinishReason.CONTEXT:
@@ -121,29 +129,13 @@ class Dispatch:
         self, chunk: GenerateChunk, finish: Finish, params: ContextPhaseParams | None
     ) -> Effects:
         signed = chunk.context_phase_params
-        assert params is not None, "_handoff_fault saw to it"
+        assert params is not None, "handoff_fault saw to it"
         assert signed is not None
         assert self._lease is not None
         self._context_finish, self._context_times = finish, params.timing
         self.state, self._leg, self._is_renewing = State.HANDOFF, Leg.GENERATION, True
         calls: Effects = [sig.CallGeneration(signed), sig.StartRenewing(self._lease)]
         return calls + self._emit(chunk)
-
-    def _handoff_fault(
-        self, finish: Finish, params: ContextPhaseParams | None
-    ) -> InternalError | None:
-        if finish.reason is not FinishReason.CONTEXT:
-            return None
-        if params is None:
-            return InternalError("a context server finished without context_phase_params")
-        if params.disagg_request_id != self.disagg_request_id:
-            return InternalError(
-                "a context server answered another hand-off",
-                field="disagg_request_id",
-                value=str(params.disagg_request_id),
-                limit=str(self.disagg_request_id),
-            )
-        return None
 
     def _first_generation_chunk(self, event: sig.GenerationChunk) -> Effects:
         if not event.chunk.token_ids:
@@ -152,19 +144,19 @@ class Dispatch:
 
     def _generation_finished(self, event: sig.GenerationFinished) -> Effects:
         taken = self._taken_over() + self._leg_ended()
-        fault = self._continuity.fault_in(event.chunk) or _reason_fault(event.chunk)
+        fault = self._continuity.fault_in(event.chunk) or whole_fault(event.chunk)
         if fault is not None:
             return taken + self._end(sig.Fail(fault))
         assert self._context_finish is not None, "generation ran without a context phase"
-        finish = merge_finishes(self._context_finish, self._context_times, _finish_of(event.chunk))
+        finish = merge_finishes(self._context_finish, self._context_times, finish_of(event.chunk))
         return taken + self._end(sig.Finish(self._outgoing(event.chunk, finish)))
 
     def _whole_finished(self, event: sig.WholeFinished) -> Effects:
         freed = self._leg_ended()
-        fault = self._continuity.fault_in(event.chunk) or _reason_fault(event.chunk)
+        fault = self._continuity.fault_in(event.chunk) or whole_fault(event.chunk)
         if fault is not None:
             return freed + self._end(sig.Fail(fault))
-        chunk = self._outgoing(event.chunk, _finish_of(event.chunk))
+        chunk = self._outgoing(event.chunk, finish_of(event.chunk))
         return freed + self._end(sig.Finish(chunk))
 
     def _leg_failed(self, event: sig.LegFailed) -> Effects:
@@ -237,17 +229,6 @@ class Dispatch:
         has_lease = self._lease is not None
         assert has_lease == (self.state is State.HANDOFF), f"{self.state}: lease {has_lease}"
         assert self._is_renewing == has_lease, f"{self.state}: renewing {self._is_renewing}"
-
-
-def _finish_of(chunk: GenerateChunk) -> Finish:
-    assert chunk.finish is not None, "a finished event without a finish"
-    return chunk.finish
-
-
-def _reason_fault(chunk: GenerateChunk) -> InternalError | None:
-    if _finish_of(chunk).reason is FinishReason.CONTEXT:
-        return InternalError("a server ended with a hand-off where an answer was due")
-    return None
 
 
 Handler = Callable[[Dispatch, Any], Effects]

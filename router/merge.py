@@ -7,7 +7,15 @@ Pure. The servers number tokens and text by their place in the whole completion;
 from __future__ import annotations
 
 from protos.errors import InternalError
-from protos.messages import Finish, GenerateChunk, StageTimes, Usage
+from protos.messages import (
+    ContextPhaseParams,
+    DisaggRequestId,
+    Finish,
+    FinishReason,
+    GenerateChunk,
+    StageTimes,
+    Usage,
+)
 
 
 class Continuity:
@@ -55,3 +63,33 @@ def merge_finishes(context: Finish, context_times: StageTimes, generation: Finis
         context_timing=context.context_timing or context_times,
         generation_timing=generation.generation_timing,
     )
+
+
+def finish_of(chunk: GenerateChunk) -> Finish:
+    assert chunk.finish is not None, "a finished event without a finish"
+    return chunk.finish
+
+
+def whole_fault(chunk: GenerateChunk) -> InternalError | None:
+    """What is wrong with the end of a leg that must bring the answer."""
+    if finish_of(chunk).reason is FinishReason.CONTEXT:
+        return InternalError("a server ended with a hand-off where an answer was due")
+    return None
+
+
+def handoff_fault(
+    finish: Finish, params: ContextPhaseParams | None, expected: DisaggRequestId | None
+) -> InternalError | None:
+    """What is wrong with the end of a context leg that says that it hands over."""
+    if finish.reason is not FinishReason.CONTEXT:
+        return None
+    if params is None:
+        return InternalError("a context server finished without context_phase_params")
+    if params.disagg_request_id != expected:
+        return InternalError(
+            "a context server answered another hand-off",
+            field="disagg_request_id",
+            value=str(params.disagg_request_id),
+            limit=str(expected),
+        )
+    return None
