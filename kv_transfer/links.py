@@ -17,7 +17,6 @@ from kv_transfer.transport import Transport
 @dataclass(slots=True)
 class Link:
     peer: int
-    incarnation: int
     heard_at: float
     pinged_at: float
     progress_at: float
@@ -37,16 +36,19 @@ class Links:
         return len(self._by_peer)
 
     def open(self, address: bytes, incarnation: int, now: float) -> Link:
-        """The link to this peer, made where there is none; counts one more session on it."""
+        """The link to this peer, made where there is none; counts one more session on it.
+
+        A link may go by several incarnations, since a peer can be taken for its
+        former life; whichever a frame bears, the link was heard of.
+        """
         peer = self._transport.connect(address)
         link = self._by_peer.get(peer)
         if link is None:
-            link = Link(peer, incarnation, now, now, now)
+            link = Link(peer, now, now, now)
             self._by_peer[peer] = link
         if not link.num_sessions:
-            link.incarnation = incarnation
             link.heard_at = link.pinged_at = link.progress_at = now
-        self._by_incarnation[link.incarnation] = link
+        self._by_incarnation[incarnation] = link
         link.num_sessions += 1
         return link
 
@@ -67,8 +69,8 @@ class Links:
     def forget(self, peer: int) -> None:
         """The transport said PeerDown: the next use of that address makes a new link."""
         link = self._by_peer.pop(peer, None)
-        if link is not None and self._by_incarnation.get(link.incarnation) is link:
-            del self._by_incarnation[link.incarnation]
+        for incarnation in [i for i, known in self._by_incarnation.items() if known is link]:
+            del self._by_incarnation[incarnation]
 
     def ping_due(self, now: float) -> None:
         for link in self._by_peer.values():

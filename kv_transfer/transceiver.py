@@ -76,9 +76,11 @@ class Transceiver:
         self._commands: deque[_Command] = deque()
         self._is_closing = False
         self._failure: BaseException | None = None
+        self._is_over = False
         self._started = threading.Event()
         self._address = b""
         self._wires = ""
+        self._has_seen_wires = False
         self._transport: Transport | None = None
         self._thread = threading.Thread(target=self._main, name="kv-transceiver", daemon=True)
         self._thread.start()
@@ -100,11 +102,12 @@ class Transceiver:
         self._nudge()
 
     def pull(self, pull: Pull) -> None:
-        if len(self._commands) >= self._limits.frame_queue_max:
+        num_waiting = len(self._commands) + len(self._target)
+        if num_waiting >= self._limits.frame_queue_max:
             error = OverloadedError(
-                "too many commands wait for the data plane",
+                f"{num_waiting} pulls wait for the data plane",
                 field="pull",
-                value=len(self._commands),
+                value=num_waiting,
                 limit=self._limits.frame_queue_max,
             )
             self._outbox.put(PullFailed(pull.disagg_request_id, error.to_data()))
@@ -128,9 +131,9 @@ class Transceiver:
 
     def drain_events(self) -> list[TransceiverEvent]:
         """What happened since the last call. Raises InternalError once the thread has failed."""
-        failure = self._failure
+        is_over, failure = self._is_over, self._failure
         events = self._outbox.drain()
-        if failure is not None and not events and not self._thread.is_alive():
+        if is_over and failure is not None and not events:
             raise InternalError(f"the data plane failed: {_describe(failure)}") from failure
         return events
 
@@ -163,7 +166,7 @@ class Transceiver:
 
     def _nudge(self) -> None:
         transport = self._transport
-        if transport is not None and self._thread.is_alive():
+        if transport is not None and not self._is_over:
             transport.wake()
 
     def _main(self) -> None:
@@ -177,6 +180,7 @@ class Transceiver:
                 _log.exception("the KV transceiver failed")
         finally:
             self._finish()
+            self._is_over = True
             self._started.set()
             self._wake()
 
@@ -238,6 +242,8 @@ class Transceiver:
             case SegmentSent(operation, error):
                 if not self._source.on_sent(operation, error, now):
                     self._outbox.count("unknown_operations")
+                if not self._has_seen_wires:
+                    self._see_wires()
             case SegmentReceived(operation, error):
                 if not self._target.on_received(operation, error, now):
                     self._outbox.count("unknown_operations")
@@ -275,6 +281,7 @@ class Transceiver:
 
     def _see_wires(self) -> str:
         assert self._transport is not None
+        self._has_seen_wires = True
         self._wires = self._transport.describe()
         return self._wires
 

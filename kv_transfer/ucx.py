@@ -17,6 +17,7 @@ import ctypes
 import itertools
 import os
 import select
+import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -106,6 +107,7 @@ class UcxTransport:
         self._on_lost = ErrorCallback(lambda number, _endpoint, _status: self._lost.append(number))
         self._wires_seen: list[str] = []
         self._is_closed = False
+        self._wake_lock = threading.Lock()
         self._open_worker()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
@@ -207,8 +209,9 @@ class UcxTransport:
                 self._epoll.poll(min(left, _CLOSING_TICK_S) if self._is_closing() else left)
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(self._wake_fd, 1)
+        with self._wake_lock, contextlib.suppress(BlockingIOError):
+            if not self._is_closed:
+                os.eventfd_write(self._wake_fd, 1)
 
     def close_peer(self, peer: int, cause: str) -> None:
         known = self._open_peer(peer)
@@ -219,9 +222,10 @@ class UcxTransport:
             known.closing_since = time.monotonic()
 
     def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
+        with self._wake_lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
         for peer in list(self._peers):
             self.close_peer(peer, "closed")
         end = time.monotonic() + self._settings.close_s_max

@@ -100,6 +100,7 @@ def test_blocks_arrive_where_they_belong(nodes: tuple[Node, Node]) -> None:
         TransferEnded(key(1)),
     ]
     assert target.events == [finished]
+    assert finished.stats.transport == target.transceiver.wires == source.transceiver.wires
     wait_until(lambda: is_idle(source) and is_idle(target))
 
 
@@ -239,7 +240,7 @@ def test_a_busy_pair_sleeps_when_done(nodes: tuple[Node, Node]) -> None:
     source.lease_cause(1)
     time.sleep(0.1)
     before = time.process_time()
-    time.sleep(1.0)
+    time.sleep(0.5)
     assert time.process_time() - before < 0.05
 
 
@@ -310,6 +311,74 @@ def test_a_half_open_peer_is_given_up_within_the_bound(faulty: FaultyPair) -> No
     again = faulty.source.offer(2, (1, 2))
     faulty.target.pull(again, faulty.source, (1, 2))
     faulty.target.wait_for(PullFinished, 2)
+
+
+def test_a_pull_ends_by_its_deadline(faulty: FaultyPair) -> None:
+    """Invariant 7, also while the peer is alive and answers pings."""
+    faulty.break_("source", FaultRule("drop", frame_tag="announce"))
+    offer = faulty.source.offer(1, (1, 2))
+    faulty.target.pull(offer, faulty.source, (1, 2), deadline_s=0.3)
+    failed = faulty.target.wait_for(PullFailed, 1, 2.0)
+    assert isinstance(failed, PullFailed)
+    assert failed.error.kind == "DeadlineExceededError"
+    assert faulty.source.lease_cause(1) == "aborted"
+
+
+def test_a_live_peer_that_does_not_move_is_a_stall(faulty: FaultyPair) -> None:
+    """Only this pull ends; the link stays, and serves the next one."""
+    faulty.break_("source", FaultRule("drop", frame_tag="announce", times=1))
+    offer = faulty.source.offer(1, (1, 2))
+    faulty.target.pull(offer, faulty.source, (1, 2))
+    failed = faulty.target.wait_for(PullFailed, 1)
+    assert isinstance(failed, PullFailed)
+    assert "no progress" in failed.error.message
+    faulty.target.pull(faulty.source.offer(2, (3, 4)), faulty.source, (3, 4))
+    faulty.target.wait_for(PullFinished, 2)
+    assert "peers_lost" not in faulty.target.transceiver.audit().counters
+
+
+def test_a_lease_lives_while_its_transfer_moves(faulty: FaultyPair) -> None:
+    """F14: a transfer longer than the lease is no reason to end it."""
+    faulty.break_("source", FaultRule("delay", on="segment", delay_polls=12))
+    offer = faulty.source.offer(1, tuple(range(40)), lease_s=0.3)
+    start = time.monotonic()
+    faulty.target.pull(offer, faulty.source, tuple(range(40)))
+    faulty.target.wait_for(PullFinished, 1)
+    assert time.monotonic() - start > 0.3, "the transfer was too fast to show anything"
+    assert faulty.source.lease_cause(1) == "acked"
+
+
+def test_release_during_a_transfer_stops_it(faulty: FaultyPair) -> None:
+    """The lease ends at once; the blocks stay held until the running sends have ended."""
+    faulty.break_("source", FaultRule("delay", on="segment", delay_polls=20))
+    offer = faulty.source.offer(1, tuple(range(40)))
+    faulty.target.pull(offer, faulty.source, tuple(range(40)))
+    wait_until(lambda: faulty.source.transceiver.audit().operations > 0)
+    assert faulty.source.transceiver.release(key(1), offer.pull_token)
+    assert faulty.source.lease_cause(1) == "released"
+    failed = faulty.target.wait_for(PullFailed, 1)
+    assert isinstance(failed, PullFailed)
+    assert "released" in failed.error.message
+    faulty.source.wait_for(TransferEnded, 1)
+    assert faulty.source.events[-2:] == [LeaseEnded(key(1), "released"), TransferEnded(key(1))]
+
+
+def test_pulls_beyond_the_limit_wait_their_turn() -> None:
+    """F20: a queue that moves is no stall; a waiting pull can be aborted."""
+    settings = TransportSettings(network=InprocNetwork())
+    limits = TransferLimits(pulls_in_flight_max=1, stall_s=1.0, heartbeat_s=0.2)
+    slow = FaultRule("delay", on="segment", delay_polls=8)
+    source = Node(lambda: FaultyTransport(create_transport("inproc", settings), [slow]))
+    target = Node(lambda: create_transport("inproc", settings), limits=limits)
+    for counter in range(6):
+        target.pull(source.offer(counter, (counter,)), source, (counter,))
+    target.transceiver.abort_pull(key(5))
+    target.wait_for(PullFailed, 5)
+    for counter in range(5):
+        target.wait_for(PullFinished, counter)
+    assert target.transceiver.audit().pulls == 0
+    target.close()
+    source.close()
 
 
 def test_abort_lets_the_running_segment_land_first(faulty: FaultyPair) -> None:
