@@ -13,6 +13,7 @@ from kv_transfer.events import (
     PullFailed,
     PullFinished,
     TransferEnded,
+    TransferLimits,
     TransferStarted,
 )
 from kv_transfer.factory import TransportSettings, create_transport
