@@ -182,12 +182,12 @@ class Cluster:
 
         wait_until(all_up, START_S, "the router to see every server")
 
-    def stop(self) -> dict[str, int | None]:
-        """SIGTERM, router first, then SIGKILL past the bound. Exit codes by name."""
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> dict[str, int | None]:
+        """One signal to each, router first, then SIGKILL past the bound. Exit codes by name."""
         order = sorted(self.processes.values(), key=lambda p: p.name != "router")
         for process in order:
             if process.popen.poll() is None:
-                process.popen.send_signal(signal.SIGTERM)
+                process.popen.send_signal(number)
         for process in order:
             try:
                 process.popen.wait(STOP_S)
