@@ -234,6 +234,42 @@ def test_close_ends_everything_once(factory: Callable[[], Transport]) -> None:
     assert source.events == [LeaseEnded(key(1), "closed")]
 
 
+def test_close_in_mid_transfer_ends_each_side_once(factory: Callable[[], Transport]) -> None:
+    """Shutdown is bounded and tells every end, with a receive and sends still pending."""
+    lost = FaultRule("drop", on="segment", skip=1)
+    source = Node(lambda: FaultyTransport(factory(), [lost]))
+    target = Node(factory)
+    target.pull(source.offer(1, tuple(range(20))), source, tuple(range(20)))
+    wait_until(lambda: target.transceiver.audit().operations > 0)
+    start = time.monotonic()
+    target.close()
+    source.close()
+    assert time.monotonic() - start < 3.0
+    (failed,) = target.events
+    assert isinstance(failed, PullFailed)
+    assert [type(event) for event in source.events] == [TransferStarted, LeaseEnded, TransferEnded]
+    assert is_idle(target)
+    assert is_idle(source)
+
+
+def test_one_lease_serves_one_pull_at_a_time(factory: Callable[[], Transport]) -> None:
+    """F31: two attempts that share the blocks' lease must not be mixed up."""
+    slow = FaultRule("delay", on="segment", delay_polls=20)
+    source = Node(lambda: FaultyTransport(factory(), [slow]))
+    first, second = Node(factory), Node(factory)
+    offer = source.offer(1, (1, 2))
+    first.pull(offer, source, (1, 2))
+    wait_until(lambda: source.transceiver.audit().transfers == 1)
+    second.pull(offer, source, (1, 2))
+    failed = second.wait_for(PullFailed, 1)
+    assert isinstance(failed, PullFailed)
+    assert "(busy)" in failed.error.message
+    first.wait_for(PullFinished, 1)
+    assert source.lease_cause(1) == "acked"
+    for node in (first, second, source):
+        node.close()
+
+
 def test_a_busy_pair_sleeps_when_done(nodes: tuple[Node, Node]) -> None:
     """F16: after traffic both threads sleep; the process burns nothing."""
     source, target = nodes
