@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from baton.cli.group import EXIT_FAILED
 from baton.launch.config import ClusterConfig, Flags, with_flags
 
 
@@ -43,7 +44,7 @@ def up(config: Path | None, **flags: Any) -> None:
 
 
 def run_cluster(config: ClusterConfig) -> None:
-    """Returns after a signal. Raises ServerUnavailableError where a process died."""
+    """Returns after a signal; where a process died, says so and exits with EXIT_FAILED."""
     from baton.launch.cluster import Cluster
     from baton.launch.interrupt import interrupts
     from protos.errors import BatonError
@@ -58,10 +59,12 @@ def run_cluster(config: ClusterConfig) -> None:
             is_orderly = True
         except KeyboardInterrupt:
             is_orderly = True
-        except BatonError:
-            if cluster.children:
-                click.echo("stopping the others")
-            raise
+        except BatonError as error:
+            if not cluster.children:
+                raise
+            # Told now and not at the end: stopping the others may take its time.
+            click.echo(f"baton: {error.message}\nstopping the others", err=True)
+            raise click.exceptions.Exit(EXIT_FAILED) from error
         finally:
             if is_orderly:
                 click.echo("stopping")

@@ -101,8 +101,17 @@ class Child:
             return f"exited with code {status}"
         return f"was killed by {signal.Signals(status).name}"
 
-    def log_tail(self) -> list[str]:
-        return log_tail(self.log_file)
+    def story(self, what: str) -> str:
+        """What happened to it, with the last lines it logged."""
+        lines = log_tail(self.log_file)
+        if not lines:
+            return f"{self.name} (pid {self.pid}) {what}; its log {self.log_file} is empty"
+        tail = "\n".join(f"  | {line}" for line in lines)
+        return f"{self.name} (pid {self.pid}) {what}; last lines of {self.log_file}:\n{tail}"
+
+
+def log_tail(self) -> list[str]:
+    return log_tail(self.log_file)
 
 
 def log_tail(path: Path, num_lines: int = TAIL_LINES) -> list[str]:

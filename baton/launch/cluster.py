@@ -159,9 +159,8 @@ class Cluster:
     def _refuse_slow(self, fresh: list[Child], waited_s: float) -> None:
         for child in fresh:
             if not child.is_ready:
-                raise ServerUnavailableError(
-                    _story(child, f"was not ready after {waited_s:.0f} s (start_timeout_s)")
-                )
+                what = f"was not ready after {waited_s:.0f} s (start_timeout_s)"
+                raise ServerUnavailableError(child.story(what))
 
     def _await_members(self) -> None:
         """The router listens at once; that it reached every server is asked of it."""
@@ -206,7 +205,7 @@ class Cluster:
         """Raises ServerUnavailableError where a process died."""
         for child in self._children:
             if child.has_exited:
-                raise ServerUnavailableError(_story(child, child.death()))
+                raise ServerUnavailableError(child.story(child.death()))
 
     def _look_around(self) -> None:
         if self._is_interrupted:
@@ -256,11 +255,3 @@ class Cluster:
         for child in members:
             if not child.has_exited:
                 self._progress(f"{child.name}: did not stop in time, killed")
-
-
-def _story(child: Child, what: str) -> str:
-    lines = child.log_tail()
-    if not lines:
-        return f"{child.name} (pid {child.pid}) {what}; its log {child.log_file} is empty"
-    tail = "\n".join(f"  | {line}" for line in lines)
-    return f"{child.name} (pid {child.pid}) {what}; last lines of {child.log_file}:\n{tail}"

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +44,8 @@ ANSWER = (
         ),
     ),
 )
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments: str, stdin: str | None = None) -> Result:
@@ -106,6 +112,20 @@ def test_nobody_there_comes_with_a_remedy() -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_ctrl_c_ends_the_request_without_a_traceback() -> None:
+    with serving(SayingServer(ANSWER[:1], hangs=True)) as server:
+        command = [sys.executable, "-m", "baton", "generate", "hi", "--server", server.address]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.read(1) == "a"
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=10)
+        assert server.was_cancelled.wait(5)
+    assert (process.returncode, stderr.strip()) == (130, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -144,6 +164,11 @@ def test_every_command_explains_itself_with_an_example() -> None:
         done = run(name, "--help")
         assert done.exit_code == 0
         assert f"baton {name}" in done.stdout.partition("Example")[2], name
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert run("--version").stdout == f"baton, version {pyproject['project']['version']}\n"
 
 
 def make_router() -> tuple[ServerInfo, LedgerAudit]:
