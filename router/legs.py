@@ -6,6 +6,7 @@ then let go. A failure's message names the server and the phase.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -50,6 +51,10 @@ class OpenLeg:
     ) -> None:
         """Starts the call. `label` is the server's name as messages show it."""
         self.leg = leg
+        self.external_id = request.external_id
+        self.is_abandoned = False
+        """Whether somebody else reads it to its end."""
+        self._reading: asyncio.Future[Any] | None = None
         self.reservation = reservation
         self._label = label
         self.is_ended = False
@@ -65,7 +70,7 @@ class OpenLeg:
     async def next_event(self) -> Event:
         """The next message as an event; a failure is one too. Raises CancelledError only."""
         try:
-            message = await self.call.read()
+            message = await self._read()
         except grpc.aio.AioRpcError as error:
             self.is_ended = True
             keys = [key for key, _ in error.trailing_metadata() or ()]
@@ -77,6 +82,20 @@ class OpenLeg:
             return self.failed(InternalError("the stream ended without a finish"))
         self.is_ended = message.HasField("finish")
         return self._event(chunk_from_proto(message))
+
+    async def _read(self) -> Any:
+        """The next message. A context leg's read outlives a cancelled wait for it.
+
+        gRPC cancels a call whose read is cancelled, and with it a hand-off that
+        has already come; only `router.abandon` may decide that.
+        """
+        if self.leg is not Leg.CONTEXT:
+            return await self.call.read()
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self.call.read())
+        message = await asyncio.shield(self._reading)
+        self._reading = None
+        return message
 
     def failed(self, error: BatonError) -> sig.LegFailed:
         if isinstance(error, _NAMED):

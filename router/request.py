@@ -17,6 +17,7 @@ import grpc
 from protos.errors import BatonError, RequestCancelledError, ServerUnavailableError
 from protos.messages import GenerateChunk, GenerateRequest, RequestType
 from router import signals as sig
+from router.abandon import abandon
 from router.dispatch import Dispatch, Effects
 from router.leases import Renewal
 from router.legs import OpenLeg, leg_failed
@@ -189,8 +190,7 @@ class LiveRequest:
             case sig.CallContext() | sig.CallGeneration() | sig.CallWhole():
                 self._call(effect)
             case sig.CancelLeg():
-                if self._leg is not None:
-                    self._leg.call.cancel()
+                self._stop_leg()
             case sig.FreeReservation():
                 self._free_leg()
             case sig.StartRenewing(lease):
@@ -248,14 +248,26 @@ class LiveRequest:
             disagg_request_id=machine.disagg_request_id,
         )
 
+    def _stop_leg(self) -> None:
+        leg = self._leg
+        if leg is None:
+            return
+        if leg.leg is not Leg.CONTEXT:
+            leg.call.cancel()
+            return
+        leg.is_abandoned = True
+        link, leases = self._shared.links[leg.reservation.address], self._shared.leases
+        leases.spawn(abandon(leg, link, leases))
+
     def _free_leg(self) -> None:
         """The leg's stream has ended, by itself or by us. One that never opened held nothing."""
         leg, self._leg = self._leg, None
         if leg is not None:
-            if not leg.is_ended:
-                leg.call.cancel()
             self._shared.fleet.release(leg.reservation)
-            self._shared.links.let_end(leg.call)
+            if leg.is_ended:
+                self._shared.links.let_end(leg.call)
+            elif not leg.is_abandoned:
+                leg.call.cancel()
 
     def _get_prepared(self) -> Prepared:
         assert self._prepared is not None, "the request was prepared first"

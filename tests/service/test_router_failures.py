@@ -118,6 +118,22 @@ async def test_a_cancelled_id_can_be_used_again_at_once(tmp_path: Path) -> None:
         assert (answer.error, answer.external_id) == (None, long_id)
 
 
+async def test_a_storm_of_cancels_leaves_no_lease(tmp_path: Path) -> None:
+    """Guards the hand-off that was already on its way when the client left: cancelling the
+    call dropped it unread, and its blocks stayed pinned until the lease ended by itself."""
+    async with cluster(tmp_path) as (client, context, _):
+
+        async def leave(after_s: float) -> None:
+            call = client.start(PROMPT, max_tokens=300)
+            await asyncio.sleep(after_s)
+            call.cancel()
+
+        await asyncio.gather(*(leave(0.001 * i) for i in range(128)))
+        answer = await client.generate(PROMPT, max_tokens=3)
+        assert answer.error is None
+        await until(lambda: not context.leases, "every lease to end", 2)
+
+
 # --- deadlines ---------------------------------------------------------------------
 
 

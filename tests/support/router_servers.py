@@ -23,6 +23,7 @@ from common.rpc import bind, check_control, fail, new_server
 from common.security import ClusterSecret, load_secret
 from protos import control_pb2 as cpb
 from protos import control_pb2_grpc, inference_pb2_grpc
+from protos import inference_pb2 as pb
 from protos.codec import (
     chunk_to_proto,
     decode_params,
@@ -34,7 +35,7 @@ from protos.codec import (
     request_from_proto,
     server_info_to_proto,
 )
-from protos.errors import BatonError
+from protos.errors import BatonError, RequestCancelledError
 from protos.messages import (
     ContextPhaseParams,
     DisaggRequestId,
@@ -126,6 +127,8 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, control_pb2_grpc.Cont
         self.seen = Seen()
         self.leases: dict[DisaggRequestId, bytes] = {}
         self.num_open = 0
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._aborted: dict[str, None] = {}
         self.state = "ready"
         self.incarnation = incarnation
         self.pullers: list[ScriptedServer] = []
@@ -151,15 +154,35 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer, control_pb2_grpc.Cont
         request = request_from_proto(message)
         self.seen.requests.append(request)
         self.num_open += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[request.external_id] = task
         try:
             await self._generate(request, context)
         except asyncio.CancelledError:
             self.seen.cancelled.append(request.external_id)
-            raise
+            if request.request_type is RequestType.CONTEXT_ONLY:
+                assert request.disagg_request_id is not None
+                self.leases.pop(request.disagg_request_id, None)
+            if request.external_id not in self._aborted:
+                raise
+            task.uncancel()
+            await fail(context, RequestCancelledError("aborted"))
         except BatonError as error:
             await fail(context, error)
         finally:
             self.num_open -= 1
+            del self._tasks[request.external_id]
+
+    async def Abort(self, request: Any, context: Any) -> pb.AbortResponse:
+        response = pb.AbortResponse()
+        for external_id in request.external_ids:
+            task = self._tasks.get(external_id)
+            (response.unknown if task is None else response.aborted).append(external_id)
+            if task is not None:
+                self._aborted[external_id] = None
+                task.cancel()
+        return response
 
     async def _generate(self, request: GenerateRequest, context: Any) -> None:
         if request.disagg_request_id is not None:
