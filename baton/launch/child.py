@@ -110,10 +110,6 @@ class Child:
         return f"{self.name} (pid {self.pid}) {what}; last lines of {self.log_file}:\n{tail}"
 
 
-def log_tail(self) -> list[str]:
-    return log_tail(self.log_file)
-
-
 def log_tail(path: Path, num_lines: int = TAIL_LINES) -> list[str]:
     """The last lines of a log; none where it cannot be read."""
     try:
