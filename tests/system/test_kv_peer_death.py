@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -144,6 +145,7 @@ def test_a_stopped_source_that_goes_on_serves_again(tls: str, children: list[Chi
     target.transceiver.pull(child.pull_of(1, NUM_BLOCKS))
     target.wait_for(PullFinished, 1)
     child.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.process.pid, os.WSTOPPED)
     target.transceiver.pull(child.pull_of(2, NUM_BLOCKS))
     target.wait_for(PullFailed, 2, 5.0)
     child.process.send_signal(signal.SIGCONT)
