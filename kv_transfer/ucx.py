@@ -19,16 +19,15 @@ import os
 import select
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from kv_transfer.transport import (
     FRAME_BYTES_MAX,
-    FrameReceived,
     PeerDown,
     Region,
     SegmentReceived,
@@ -43,18 +42,15 @@ from kv_transfer.ucx_binding import (
     iov_array,
     without_environment,
 )
+from kv_transfer.ucx_frames import FrameReader, control_tag
 from protos.errors import ConfigError, InternalError
 
 if TYPE_CHECKING:
     from kv_transfer.factory import TransportSettings
 
-_CONTROL = 1 << 48
 _SEGMENT = 2 << 48
-_KIND_MASK = 0xFFFF << 48
-_ID_MASK = (1 << 48) - 1
 _DIGEST_BYTES = 8
 _PROGRESS_ROUNDS_MAX = 256
-_FRAMES_PER_ROUND_MAX = 256
 _CLOSING_TICK_S = 0.005
 _STUCK_FACTOR = 5
 
@@ -82,13 +78,6 @@ class _Operation:
     is_cancelled: bool = False
 
 
-@dataclass(slots=True)
-class _FrameQueue:
-    """Frames of one sender whose receives have begun, in the order of their arrival."""
-
-    receives: deque[_Operation] = field(default_factory=deque)
-
-
 class UcxTransport:
     """See kv_transfer.transport for the contract."""
 
@@ -101,7 +90,6 @@ class UcxTransport:
         self._numbers = itertools.count(1)
         self._peers: dict[int, _Peer] = {}
         self._operations: dict[int, _Operation] = {}
-        self._frames: OrderedDict[int, _FrameQueue] = OrderedDict()
         self._events: deque[TransportEvent] = deque()
         self._lost: deque[int] = deque()
         self._on_lost = ErrorCallback(lambda number, _endpoint, _status: self._lost.append(number))
@@ -135,9 +123,10 @@ class UcxTransport:
             ) from error
         self._context_handle = int(self._context.handle)
         self._worker_handle = int(self._worker.handle)
+        self._frames = FrameReader(self._ucp, self._worker_handle)
         worker_address = bytes(self._worker.address.tobytes())
         self._address = _digest(worker_address) + worker_address
-        self._control_tag = _CONTROL | int.from_bytes(_digest(self._address)[:6], "little")
+        self._control_tag = control_tag(_digest(self._address))
         self._pool_handle = 0
         if self._settings.pool_bytes:
             self._pool_handle = self._ucp.register(
@@ -280,39 +269,12 @@ class UcxTransport:
         rounds = 0
         while rounds < _PROGRESS_ROUNDS_MAX and self._worker.progress_once():
             rounds += 1
-        self._take_frames()
+        self._events.extend(self._frames.read())
         self._reap()
         while self._lost:
             self.close_peer(self._lost.popleft(), "the connection broke")
         self._reap_peers()
         return rounds > 0
-
-    def _take_frames(self) -> None:
-        for _ in range(_FRAMES_PER_ROUND_MAX):
-            probed = self._ucp.probe(self._worker_handle, _CONTROL, _KIND_MASK)
-            if probed is None:
-                break
-            message, tag, length = probed
-            buffer = ctypes.create_string_buffer(min(max(length, 1), FRAME_BYTES_MAX))
-            request = self._ucp.receive_probed(self._worker_handle, message, buffer)
-            if request > 0:
-                queue = self._frames.setdefault(tag & _ID_MASK, _FrameQueue())
-                queue.receives.append(_Operation(request, 0, "frame", buffer, length))
-        for sender in list(self._frames):
-            self._deliver_frames(sender)
-
-    def _deliver_frames(self, sender: int) -> None:
-        """In order, so a long frame that is still arriving holds its sender's later ones back."""
-        receives = self._frames[sender].receives
-        while receives:
-            status = self._ucp.status(receives[0].request)
-            if status == IN_PROGRESS:
-                return
-            operation = receives.popleft()
-            self._ucp.free(operation.request)
-            if status == 0:
-                self._events.append(FrameReceived(operation.buffer.raw[: operation.num_bytes]))
-        del self._frames[sender]
 
     def _reap(self) -> None:
         for number, operation in list(self._operations.items()):
