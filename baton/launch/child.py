@@ -26,7 +26,9 @@ KILL_TIMEOUT_S = 5.0
 
 
 class Child:
-    def __init__(self, plan: ProcessPlan, config_file: Path, log_file: Path) -> None:
+    def __init__(
+        self, plan: ProcessPlan, config_file: Path, log_file: Path, *, scratch: str
+    ) -> None:
         self.name = plan.name
         self.role = plan.role
         self.address = ""
@@ -45,6 +47,7 @@ class Child:
                     stderr=log,
                     pass_fds=(child_end,),
                     start_new_session=True,
+                    env={**os.environ, "TMPDIR": scratch},
                 )
         finally:
             os.close(child_end)

@@ -116,7 +116,8 @@ class Cluster:
 
     def _spawn(self, plan: ProcessPlan) -> Child:
         config_file = self._runtime.write_config(plan)
-        child = Child(plan, config_file, self._runtime.log_file(plan.name))
+        log_file = self._runtime.log_file(plan.name)
+        child = Child(plan, config_file, log_file, scratch=self._runtime.scratch)
         self._children.append(child)
         self._progress(f"{child.name}: starting (pid {child.pid})")
         return child

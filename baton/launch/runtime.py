@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -43,6 +45,8 @@ class RuntimeDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        self.scratch = ""
+        """The processes' TMPDIR while acquired. Not below `path`: socket paths must be short."""
         self._lock: int | None = None
 
     @property
@@ -69,11 +73,14 @@ class RuntimeDir:
                 value=str(self.path),
             )
         self.remove_state()
+        self.scratch = tempfile.mkdtemp(prefix="baton-up-")
 
     def release(self) -> None:
         """Takes the state back and frees the folder. Idempotent."""
         if self._lock is not None:
             self.remove_state()
+            # A killed process leaves its sockets behind; they go with the cluster.
+            shutil.rmtree(self.scratch, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
 

@@ -112,6 +112,7 @@ def running_up(folder: Path, **over: Any) -> Iterator[Up]:
 def _wait_up(up: Up) -> None:
     deadline = time.monotonic() + START_S
     while not (up.folder / "run/cluster.json").exists():
-        assert up.process.poll() is None, up.process.communicate()[0]
+        assert up.process.stdout is not None
+        assert up.process.poll() is None, up.process.stdout.read()
         assert time.monotonic() < deadline, "the cluster did not come up"
         time.sleep(0.05)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,13 +125,18 @@ def test_a_second_up_in_the_same_folder_is_refused(shared_up: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["context-0", "router"])
-def test_a_death_is_told_and_ends_the_cluster(tmp_path: Path, name: str) -> None:
-    """`up` must name the dead process, show its last log lines, and leave nothing running."""
-    with running_up(tmp_path) as up:
-        processes = up.all_processes()
-        pid = up.pid_of(name)
-        os.kill(pid, signal.SIGKILL)
-        code, out = up.end()
+def test_a_death_is_told_and_ends_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """`up` must name the dead process, show its last log lines, and leave nothing behind."""
+    with tempfile.TemporaryDirectory(prefix="bt-") as scratch:  # short, for sockets are in it
+        monkeypatch.setenv("TMPDIR", scratch)
+        with running_up(tmp_path) as up:
+            processes = up.all_processes()
+            pid = up.pid_of(name)
+            os.kill(pid, signal.SIGKILL)
+            code, out = up.end()
+        assert os.listdir(scratch) == []  # not even a killed server's sockets
     assert code == 1
     assert f"{name} (pid {pid}) was killed by SIGKILL" in out
     assert f"name={name}" in out  # its ready line, from its log

@@ -28,7 +28,7 @@ def start(tmp_path: Path, what: str) -> Child:
     config = tmp_path / "p.yaml"
     config.write_text(what)
     plan = ProcessPlan(name="p", role="context", module="tests.support.cli_process", config={})
-    return Child(plan, config, tmp_path / "p.log")
+    return Child(plan, config, tmp_path / "p.log", scratch=str(tmp_path))
 
 
 def wait_exit(child: Child) -> None:
