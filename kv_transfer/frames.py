@@ -24,6 +24,7 @@ from protos.messages import DisaggRequestId, KvLayout
 
 MAX_POSITIONS = 1 << 18
 MAX_SEGMENTS = (1 << 16) - 1
+GRANT_MAX = 1024
 SEGMENT_INDEX_BITS = 16
 SESSION_BITS = 32
 
@@ -31,7 +32,7 @@ _U64 = Annotated[int, Meta(ge=0)]  # msgpack has no integer beyond 64 bits
 _Session = Annotated[int, Meta(ge=1, lt=1 << SESSION_BITS)]
 _SegmentIndex = Annotated[int, Meta(ge=0, le=MAX_SEGMENTS)]
 _Count = Annotated[int, Meta(ge=0, le=MAX_POSITIONS)]
-_Grant = Annotated[int, Meta(ge=1, le=1024)]
+_Grant = Annotated[int, Meta(ge=1, le=GRANT_MAX)]
 _Token = Annotated[bytes, Meta(min_length=1, max_length=64)]
 _Digest = Annotated[bytes, Meta(min_length=8, max_length=8)]
 _Address = Annotated[bytes, Meta(min_length=1, max_length=4096)]

@@ -192,7 +192,7 @@ class TargetSide:
             layout_digest=frames.layout_digest(pull.source_layout),
             num_source_blocks=pull.num_source_blocks,
             segment_bytes_max=self._limits.segment_bytes_max,
-            credit=self._limits.segments_in_flight_max,
+            credit=min(max(1, self._limits.segments_in_flight_max), frames.GRANT_MAX),
             positions=array.array("i", pull.positions).tobytes(),
         )
 
