@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from executor.engine.answers import deadline_exceeded, not_finite, timing, usage
 from executor.engine.handoff import Handoffs, KvMover, PullEnd
 from executor.engine.intake import make_sequence
 from executor.engine.scheduler import Chunk, Scheduler
@@ -31,19 +32,15 @@ from executor.engine.seam import (
 from executor.engine.sequence import Sequence, SequenceState
 from protos.errors import (
     BatonError,
-    DeadlineExceededError,
     DuplicateRequestError,
     ErrorData,
     RequestCancelledError,
-    RequestFailedError,
 )
 from protos.messages import (
     DisaggRequestId,
     FinishReason,
     Load,
     RequestType,
-    StageTimes,
-    Usage,
 )
 
 
@@ -195,7 +192,7 @@ class EngineCore:
 
     def _end_expired(self) -> list[EngineOutput]:
         return [
-            self._end_with_error(sequence, _deadline_exceeded(sequence))
+            self._end_with_error(sequence, deadline_exceeded(sequence))
             for sequence in self._scheduler.expired(self._clock())
         ]
 
@@ -209,7 +206,7 @@ class EngineCore:
         outputs: list[EngineOutput] = []
         for chunk, token_id in zip(chunks, tokens, strict=True):
             if token_id is not None and token_id < 0:
-                outputs.append(self._end_with_error(chunk.sequence, _not_finite()))
+                outputs.append(self._end_with_error(chunk.sequence, not_finite()))
                 continue
             self._scheduler.computed(chunk)
             self._counters["computed_tokens"] += chunk.num_tokens
@@ -262,9 +259,9 @@ class EngineCore:
         return EngineFinish(
             reason=reason,
             stop_token_id=stop_token_id,
-            usage=_usage(sequence),
+            usage=usage(sequence),
             kv=sequence.kv,
-            timing=_timing(sequence, self._clock()),
+            timing=timing(sequence, self._clock()),
         )
 
     def _end_with_error(self, sequence: Sequence, error: BatonError) -> EngineOutput:
@@ -340,43 +337,3 @@ class EngineCore:
         self._cancelled.clear()
         for sequence in self._scheduler.sequences():
             self._forget(sequence)
-
-
-def _usage(sequence: Sequence) -> Usage:
-    """Each side counts its own work; the prompt belongs to the side that prefilled it."""
-    num_produced = sequence.num_completion - sequence.num_streamed_before
-    if sequence.request_type is RequestType.GENERATION_ONLY:
-        return Usage(completion_tokens=num_produced)
-    return Usage(
-        prompt_tokens=sequence.num_prompt,
-        cached_tokens=sequence.num_cached_tokens,
-        completion_tokens=num_produced,
-    )
-
-
-def _timing(sequence: Sequence, now_s: float) -> StageTimes:
-    def since_arrival_ms(name: str) -> float:
-        instant = sequence.marks.get(name)
-        return 0.0 if instant is None else (instant - sequence.arrived_s) * 1000
-
-    pulled_ms = since_arrival_ms("pulled")
-    return StageTimes(
-        scheduled_ms=since_arrival_ms("scheduled"),
-        first_token_ms=since_arrival_ms("first_token"),
-        finished_ms=(now_s - sequence.arrived_s) * 1000,
-        transfer_ms=pulled_ms - since_arrival_ms("scheduled") if pulled_ms else 0.0,
-    )
-
-
-def _deadline_exceeded(sequence: Sequence) -> DeadlineExceededError:
-    allowed_s = sequence.request.deadline_s
-    return DeadlineExceededError(
-        f"the request did not end within its deadline of {allowed_s:g} s "
-        f"(it was {sequence.state.value})",
-        field="deadline_ms",
-        value=round(allowed_s * 1000),
-    )
-
-
-def _not_finite() -> RequestFailedError:
-    return RequestFailedError("the model's logits are not finite for this request")
