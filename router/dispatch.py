@@ -253,7 +253,7 @@ def _transitions() -> dict[tuple[State, type], Handler]:
         (State.WHOLE, sig.WholeFailed): _D._leg_failed,
     }
     kind: type
-    for kind in (sig.ClientCancelled, sig.DeadlineExpired, sig.Drained):
+    for kind in (sig.ClientCancelled, sig.DeadlineExpired, sig.Drained, sig.PartnersLost):
         for state in State:
             table[state, kind] = _D._interrupted
         table[State.DONE, kind] = _D._late

@@ -112,6 +112,12 @@ class Fleet:
         chosen.num_reserved += 1
         return reservation
 
+    def why_no_partner(self, context: str) -> str:
+        """Empty where some generation server can take this context server's KV."""
+        if self._partners.get(context):
+            return ""
+        return self._why_none(Role.GENERATION, context)
+
     def release(self, reservation: Reservation) -> None:
         held = self._open.pop(reservation.serial, None)
         assert held == reservation, f"{reservation} was released twice or never taken"

@@ -99,6 +99,15 @@ class LiveRequest:
         if leg is not None and leg.reservation.address == address:
             self.interrupt(leg.failed(ServerUnavailableError(reason)))
 
+    def servers_changed(self) -> None:
+        """Prefilling on for a generation server that is gone would only delay the bad news."""
+        leg = self._leg
+        if leg is None or leg.leg is not Leg.CONTEXT:
+            return
+        reason = self._shared.fleet.why_no_partner(leg.reservation.address)
+        if reason:
+            self.interrupt(sig.PartnersLost(reason))
+
     # --- the loop ----------------------------------------------------------------
 
     async def _prepare(self) -> None:

@@ -128,6 +128,7 @@ class Router:
     # --- while it serves ----------------------------------------------------------------
 
     async def _on_change(self) -> None:
+        self.inference.servers_changed()
         await self._health.set_ready(self.fleet.is_usable and not self.identity.is_draining)
 
     def _suspect(self, address: str, reason: str) -> None:

@@ -151,6 +151,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         for live in tuple(self._live.values()):
             live.server_silent(address, reason)
 
+    def servers_changed(self) -> None:
+        """Ends the requests that can no longer be carried to their end."""
+        for live in tuple(self._live.values()):
+            live.servers_changed()
+
     def interrupt_all(self, event: Interrupting) -> int:
         for live in tuple(self._live.values()):
             live.interrupt(event)

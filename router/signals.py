@@ -114,7 +114,14 @@ class Drained:
     """The router stops and its grace is over."""
 
 
-Interrupt = ClientCancelled | DeadlineExpired | Drained
+@dataclass(frozen=True, slots=True)
+class PartnersLost:
+    """No generation server is left for the KV that the context leg is making."""
+
+    reason: str
+
+
+Interrupt = ClientCancelled | DeadlineExpired | Drained | PartnersLost
 LegFailed = ContextFailed | GenerationFailed | WholeFailed
 Event = (
     Started
@@ -221,3 +228,5 @@ def interrupt_error(event: Interrupt) -> BatonError:
             )
         case Drained():
             return ServerUnavailableError("the router is shutting down")
+        case PartnersLost(reason):
+            return ServerUnavailableError(reason)

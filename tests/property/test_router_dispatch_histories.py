@@ -16,7 +16,12 @@ from router.signals import Event, Leg
 from tests.support.router_events import ID, PARAMS, SIGNED, chunk
 
 MOVES = ("chunk", "empty", "finish", "hand_off", "odd_hand_off", "fail", "gap")
-INTERRUPTS: tuple[Event, ...] = (sig.ClientCancelled(), sig.DeadlineExpired(1.0), sig.Drained())
+INTERRUPTS: tuple[Event, ...] = (
+    sig.ClientCancelled(),
+    sig.DeadlineExpired(1.0),
+    sig.Drained(),
+    sig.PartnersLost("none left"),
+)
 CHUNKS: dict[Leg, Callable[[GenerateChunk], Event]] = {
     Leg.CONTEXT: sig.ContextChunk,
     Leg.GENERATION: sig.GenerationChunk,

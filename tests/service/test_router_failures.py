@@ -363,3 +363,19 @@ async def test_a_server_process_that_dies_or_freezes(
         assert "no generation server is usable" in after.error.message
         await assert_at_rest(client, context)
     await context.stop()
+
+
+async def test_a_prefill_without_a_server_to_decode_it_ends_at_once(tmp_path: Path) -> None:
+    """Guards requests whose prefill went on although no generation server was left: they
+    heard of the death only when the context server came to them, tens of seconds later."""
+    async with cluster(tmp_path, heartbeat_s=0.1) as (client, context, generation):
+        context.script.hang_at = 0
+        call = client.start(PROMPT, max_tokens=6)
+        await until(lambda: context.num_open == 1, "the context leg")
+        await generation.stop()
+        start = time.monotonic()
+        answer = await collect(call)
+        assert isinstance(answer.error, ServerUnavailableError)
+        assert "no generation server is usable" in answer.error.message
+        assert time.monotonic() - start < 5 * 2.0
+        await until(lambda: context.num_open == 0, "the prefill to be stopped")

@@ -64,9 +64,8 @@ PARAMS = ContextPhaseParams(
 LIMITS = ModelLimits(model="m", vocab_size=100, max_prompt_tokens=40, max_total_tokens=50)
 
 
-def request(**changes: object) -> pb.GenerateRequest:
+def request(sampling: pb.SamplingParams | None = None, **changes: object) -> pb.GenerateRequest:
     message = pb.GenerateRequest(text="hello")
-    sampling = changes.pop("sampling", None)
     for name, value in changes.items():
         setattr(message, name, value)
     if sampling is not None:

@@ -85,6 +85,7 @@ def test_finish_sums_usage_and_keeps_both_timings() -> None:
     ("event", "kind"),
     [
         (sig.ClientCancelled(), RequestCancelledError),
+        (sig.PartnersLost("none left"), ServerUnavailableError),
         (sig.DeadlineExpired(2.0), DeadlineExceededError),
         (sig.Drained(), ServerUnavailableError),
     ],
@@ -195,8 +196,8 @@ def test_what_cannot_be_raises_with_the_story() -> None:
 def test_every_state_has_its_entries() -> None:
     """Guards the table itself: interrupts everywhere, and the end takes everything as late."""
     for state in State:
-        for kind in (sig.ClientCancelled, sig.DeadlineExpired, sig.Drained):
+        for kind in (sig.ClientCancelled, sig.DeadlineExpired, sig.Drained, sig.PartnersLost):
             assert (state, kind) in TABLE
     late = [handler for (state, _), handler in TABLE.items() if state is State.DONE]
-    assert len(late) == 12
+    assert len(late) == 13
     assert all(handler is Dispatch._late for handler in late)
