@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from context_server.service import ContextRole
-from executor.config import EngineConfig, ScriptedConfig
+from executor.config import EngineConfig, ScriptedConfig, TransferConfig
 from generation_server.service import GenerationRole
 from protos import control_pb2 as cpb
 from protos import inference_pb2 as pb
@@ -28,6 +28,11 @@ from tests.support.serving_double import RunningServer, running_server, wait_unt
 
 ENGINE = EngineConfig(engine="scripted")
 SLOW = EngineConfig(engine="scripted", scripted=ScriptedConfig(step_ms=20))
+SHORT_LEASES = EngineConfig(
+    engine="scripted",
+    scripted=ScriptedConfig(step_ms=20),
+    transfer=TransferConfig(lease_ms=500),
+)
 PROMPT = pack_token_ids(tuple(range(100, 137)))
 
 
@@ -89,8 +94,9 @@ async def test_two_legs_equal_one_server(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_leaves_frees_everything(tmp_path: Path) -> None:
-    """Guards item 7: decoding and handed-off states, each freed without new traffic."""
-    async with scripted(ContextRole, tmp_path, SLOW) as server:
+    """Guards a client that leaves while decoding or around its hand-off: all is freed without
+    new traffic. A hand-off that was written before the client left waits for its lease."""
+    async with scripted(ContextRole, tmp_path, SHORT_LEASES) as server:
         call = server.inference.Generate(request(sampling=pb.SamplingParams(max_tokens=500)))
         await call.read()
         assert await blocks_live(server) > 0
