@@ -131,6 +131,7 @@ class WorkerLife:
 
     def on_hello(self, hello: Hello) -> None:
         if not self._hello.done():
+            self._channel.forget_files()
             self._hello.set_result(hello)
 
     def on_ready(self, identity: EngineIdentity) -> None:

@@ -36,7 +36,7 @@ from executor.ipc import (
 from executor.messages import Bootstrap, Died, Hello, ToWorker, read_bootstrap
 from executor.outbox import Outbox
 from executor.worker import Heart, Receiver, Worker
-from protos.errors import BatonError, InternalError
+from protos.errors import BatonError, ConfigError, InternalError
 
 PR_SET_PDEATHSIG = 1
 EXIT_DIED = 1
@@ -96,7 +96,10 @@ class WorkerProcess:
 
     def _say_died(self, error: Exception) -> None:
         """Before anything is closed: closing a broken engine may take its time."""
-        traceback.print_exception(error)
+        if isinstance(error, ConfigError):
+            print(f"ERROR {error.message}", file=sys.stderr)  # noqa: T201 - the user's to mend
+        else:
+            traceback.print_exception(error)
         sys.stderr.flush()
         self._outbox.say(Died(_to_baton(error).to_data()))
 
