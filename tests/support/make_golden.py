@@ -101,7 +101,9 @@ class Reference:
         model.eval()
         self.model = model
 
-    def generate(self, prompt_ids: tuple[int, ...]) -> tuple[list[int], float]:
+    def generate(
+        self, prompt_ids: tuple[int, ...], num_output: int = NUM_OUTPUT
+    ) -> tuple[list[int], float]:
         """The greedy output ids and the least margin between the two best logits."""
         import torch
 
@@ -110,7 +112,7 @@ class Reference:
                 torch.tensor([prompt_ids]),
                 attention_mask=torch.ones((1, len(prompt_ids)), dtype=torch.long),
                 do_sample=False,
-                max_new_tokens=NUM_OUTPUT,
+                max_new_tokens=num_output,
                 eos_token_id=None,
                 pad_token_id=0,
                 return_dict_in_generate=True,
@@ -119,7 +121,7 @@ class Reference:
         best = torch.stack(result.logits)[:, 0].float().topk(2, dim=-1).values
         margin = float((best[:, 0] - best[:, 1]).min())
         output = result.sequences[0, len(prompt_ids) :].tolist()
-        assert len(output) == NUM_OUTPUT, len(output)
+        assert len(output) == num_output, len(output)
         return output, margin
 
 
