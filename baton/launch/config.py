@@ -57,7 +57,7 @@ class ClusterConfig(ConfigStruct, frozen=True, kw_only=True):
     start_timeout_s: float = 300.0
     stop_timeout_s: float = 10.0
     """After SIGTERM; what runs still is killed then."""
-    shutdown_grace_s: float = 5.0
+    shutdown_grace_s: float = 1.0
     """How long a stopping server lets its open requests run."""
 
 

@@ -69,6 +69,12 @@ class Up:
         state: dict[str, Any] = json.loads((self.folder / "run/cluster.json").read_text())
         return state
 
+    @property
+    def address(self) -> str:
+        """The router's."""
+        processes = self.state["processes"]
+        return next(str(item["address"]) for item in processes if item["role"] == "router")
+
     def pid_of(self, name: str) -> int:
         return next(int(item["pid"]) for item in self.state["processes"] if item["name"] == name)
 
@@ -116,3 +122,8 @@ def _wait_up(up: Up) -> None:
         assert up.process.poll() is None, up.process.stdout.read()
         assert time.monotonic() < deadline, "the cluster did not come up"
         time.sleep(0.05)
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from baton import AsyncClient
-from protos.errors import BatonError
 from tests.support.cluster import Cluster, wait_until_async
-from tests.support.golden import GOLDEN, demo_engine, demo_model
+from tests.support.golden import demo_engine, demo_model
+from tests.support.load import Load
 
 pytestmark = pytest.mark.system
 BOUND_S = 2.0
@@ -33,37 +33,6 @@ VICTIMS: dict[str, tuple[str, Victim]] = {
     "context_worker": ("context-0", lambda c: c.processes["context-0"].worker_pids()[0]),
     "generation_worker": ("generation-0", lambda c: c.processes["generation-0"].worker_pids()[0]),
 }
-
-
-class Load:
-    """Streams of mixed prompts, opened one after the other until told to stop."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self.client = client
-        self.num_tokens = 0
-        self.num_finished = 0
-        self.failures: list[tuple[float, BatonError]] = []
-        self.is_over = False
-
-    async def run_stream(self, index: int) -> None:
-        turn = index
-        while not self.is_over:
-            prompt = GOLDEN[turn % len(GOLDEN)]
-            turn += NUM_STREAMS
-            try:
-                stream = await self.client.generate(
-                    prompt.prompt_ids, max_tokens=32, ignore_eos=True, stream=True, timeout_s=60
-                )
-                received: list[int] = []
-                async for chunk in stream:
-                    received += chunk.token_ids
-                    self.num_tokens += len(chunk.token_ids)
-            except BatonError as error:
-                self.failures.append((time.monotonic(), error))
-                return
-            assert received == prompt.output_ids[: len(received)]
-            assert len(received) == 32
-            self.num_finished += 1
 
 
 @pytest.mark.parametrize("victim", list(VICTIMS))

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.cli_up import baton, running_up, write_cluster
+from tests.support.cli_up import assert_gone, baton, running_up, write_cluster
 
 pytestmark = pytest.mark.system
 
@@ -26,11 +26,6 @@ def shared_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The runtime folder of a cluster that no test harms."""
     with running_up(tmp_path_factory.mktemp("shared")) as up:
         yield up.runtime_dir
-
-
-def assert_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=5)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def settled_status(runtime_dir: str) -> dict[str, Any]:
