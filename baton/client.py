@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2
 
 from baton.calls import Assembler, Call, CallOptions, Completion, Message, make_call
 from baton.stubs import CHANNEL_OPTIONS, CONTROL_TIMEOUT_S, Stubs, control_metadata
-from protos import codec
+from protos import codec, control_codec
 from protos import control_pb2 as cpb
 from protos import inference_pb2 as pb
 from protos.errors import BatonError
@@ -163,11 +163,11 @@ class Client:
     def info(self) -> ServerInfo:
         """What the server is and, of a router, its servers. Needs the control token."""
         answer = self._ask(self._stubs.control.GetServerInfo, cpb.GetServerInfoRequest())
-        return codec.server_info_from_proto(answer)
+        return control_codec.server_info_from_proto(answer)
 
     def ledger(self) -> LedgerAudit:
         """Who holds which blocks; of a router, its servers' too. Needs the control token."""
-        return codec.ledger_from_proto(
+        return control_codec.ledger_from_proto(
             self._ask(self._stubs.control.GetLedger, cpb.GetLedgerRequest())
         )
 

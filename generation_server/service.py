@@ -11,7 +11,8 @@ import msgspec
 from common.hashing import prompt_digest
 from executor.engine.seam import EngineIdentity
 from executor.request import ExecutorRequest
-from protos.codec import check_token_ids, decode_params
+from protos.checks import check_token_ids
+from protos.codec import decode_params
 from protos.errors import InvalidRequestError, shorten
 from protos.messages import ContextPhaseParams, GenerateRequest, KvLayout, RequestType
 from protos.tokens import pack_token_ids

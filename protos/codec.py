@@ -7,14 +7,11 @@ checks a request against what a server can take. Both raise InvalidRequestError
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from google.protobuf.message import DecodeError
 
-from google.protobuf.message import DecodeError, Message
-
-from protos import control_pb2 as cpb
 from protos import inference_pb2 as pb
-from protos.errors import InvalidRequestError, ModelNotFoundError, shorten
+from protos.checks import check_sampling, invalid
+from protos.errors import InvalidRequestError
 from protos.messages import (
     ChatMessage,
     ContextPhaseParams,
@@ -25,24 +22,16 @@ from protos.messages import (
     GenerateRequest,
     KvLayout,
     KvStats,
-    LedgerAudit,
-    Load,
-    ModelInfo,
-    ModelLimits,
     RequestType,
     SamplingParams,
-    ServerInfo,
-    ServerLedger,
     SignedContextPhaseParams,
     StageTimes,
     Usage,
 )
+from protos.structs import fields_of, scalars_of
 from protos.tokens import pack_token_ids, unpack_token_ids
 
 EXTERNAL_ID_LENGTH_MAX = 256
-STOP_STRINGS_MAX = 16
-STOP_STRING_LENGTH_MAX = 256
-STOP_TOKEN_IDS_MAX = 64
 CHAT_MESSAGES_MAX = 4096
 DEADLINE_MS_MAX = 24 * 3600 * 1000
 FIRST_TOKENS_MAX = 16
@@ -73,13 +62,13 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
     """Validate all that needs no model. Raises InvalidRequestError."""
     request_type = _REQUEST_TYPES.get(message.request_type)
     if request_type is None:
-        raise _invalid("request_type", message.request_type, "a known request type")
+        raise invalid("request_type", message.request_type, "a known request type")
     if len(message.external_id) > EXTERNAL_ID_LENGTH_MAX:
-        raise _invalid(
+        raise invalid(
             "external_id", message.external_id, f"at most {EXTERNAL_ID_LENGTH_MAX} characters"
         )
     if message.deadline_ms > DEADLINE_MS_MAX:
-        raise _invalid("deadline_ms", message.deadline_ms, f"at most {DEADLINE_MS_MAX}")
+        raise invalid("deadline_ms", message.deadline_ms, f"at most {DEADLINE_MS_MAX}")
     signed = (
         signed_params_from_proto(message.context_phase_params)
         if message.HasField("context_phase_params")
@@ -110,36 +99,36 @@ def _check_params_presence(
 ) -> None:
     is_generation_only = request_type is RequestType.GENERATION_ONLY
     if is_generation_only and signed is None:
-        raise _invalid("context_phase_params", "absent", "required by a generation_only request")
+        raise invalid("context_phase_params", "absent", "required by a generation_only request")
     if signed is not None and not is_generation_only:
-        raise _invalid("context_phase_params", "given", f"absent in a {request_type} request")
+        raise invalid("context_phase_params", "given", f"absent in a {request_type} request")
 
 
 def _text(message: pb.GenerateRequest) -> str:
     if not message.text:
-        raise _invalid("text", "", "at least one character")
+        raise invalid("text", "", "at least one character")
     return message.text
 
 
 def _chat(message: pb.GenerateRequest) -> tuple[ChatMessage, ...]:
     messages = message.chat.messages
     if not 1 <= len(messages) <= CHAT_MESSAGES_MAX:
-        raise _invalid("chat.messages", len(messages), f"1 to {CHAT_MESSAGES_MAX} messages")
+        raise invalid("chat.messages", len(messages), f"1 to {CHAT_MESSAGES_MAX} messages")
     for index, item in enumerate(messages):
         if not item.role:
-            raise _invalid(f"chat.messages[{index}].role", "", "a role such as user")
+            raise invalid(f"chat.messages[{index}].role", "", "a role such as user")
     return tuple(ChatMessage(item.role, item.content) for item in messages)
 
 
 def _token_ids(message: pb.GenerateRequest, kind: str | None) -> tuple[int, ...] | None:
     if kind is None:
-        raise _invalid("prompt", "absent", "one of text, chat and token_ids")
+        raise invalid("prompt", "absent", "one of text, chat and token_ids")
     if kind != "token_ids":
         return None
     if len(message.token_ids) % 4:
-        raise _invalid("token_ids", f"{len(message.token_ids)} bytes", "a multiple of 4 bytes")
+        raise invalid("token_ids", f"{len(message.token_ids)} bytes", "a multiple of 4 bytes")
     if not message.token_ids:
-        raise _invalid("token_ids", "0 tokens", "at least one token")
+        raise invalid("token_ids", "0 tokens", "at least one token")
     return unpack_token_ids(message.token_ids)
 
 
@@ -157,90 +146,6 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
     )
     check_sampling(params)
     return params
-
-
-def check_sampling(params: SamplingParams) -> None:
-    """Ranges that hold whatever the model. Raises InvalidRequestError."""
-    if params.max_tokens is not None and params.max_tokens < 1:
-        raise _invalid("sampling.max_tokens", params.max_tokens, "at least 1")
-    if not (math.isfinite(params.temperature) and params.temperature >= 0):
-        raise _invalid("sampling.temperature", params.temperature, "a finite number, at least 0")
-    if params.top_k < 0:
-        raise _invalid("sampling.top_k", params.top_k, "at least 0")
-    if not 0 < params.top_p <= 1:
-        raise _invalid("sampling.top_p", params.top_p, "over 0, at most 1")
-    if params.seed is not None and not 0 <= params.seed < 1 << 64:
-        raise _invalid("sampling.seed", params.seed, "an unsigned 64-bit integer")
-    if len(params.stop) > STOP_STRINGS_MAX:
-        raise _invalid("sampling.stop", len(params.stop), f"at most {STOP_STRINGS_MAX} strings")
-    for text in params.stop:
-        if not 1 <= len(text) <= STOP_STRING_LENGTH_MAX:
-            raise _invalid("sampling.stop", text, f"1 to {STOP_STRING_LENGTH_MAX} characters")
-    if len(params.stop_token_ids) > STOP_TOKEN_IDS_MAX:
-        raise _invalid(
-            "sampling.stop_token_ids", len(params.stop_token_ids), f"at most {STOP_TOKEN_IDS_MAX}"
-        )
-
-
-def check_model(request_model: str, limits: ModelLimits) -> None:
-    """Raises ModelNotFoundError where another model is asked for."""
-    if request_model and request_model != limits.model:
-        raise ModelNotFoundError(
-            f"model {shorten(request_model)!r} is not served here; this server has "
-            f"{limits.model!r}",
-            field="model",
-            value=request_model,
-            limit=limits.model,
-        )
-
-
-def check_limits(num_prompt_tokens: int, sampling: SamplingParams, limits: ModelLimits) -> None:
-    """Whether prompt and completion fit. Raises InvalidRequestError.
-
-    The numbers are those a user knows: tokens of the prompt, max_tokens, and
-    the server's limits.
-    """
-    if num_prompt_tokens < 1:
-        raise _invalid("prompt", "0 tokens", "at least one token")
-    if num_prompt_tokens > limits.max_prompt_tokens:
-        raise _invalid(
-            "prompt",
-            f"{num_prompt_tokens} tokens",
-            f"at most {limits.max_prompt_tokens} tokens on this server",
-        )
-    room = limits.max_total_tokens - num_prompt_tokens
-    if room < 1:
-        raise _invalid(
-            "prompt",
-            f"{num_prompt_tokens} tokens",
-            f"at most {limits.max_total_tokens - 1}, so that one token can follow "
-            f"(prompt and completion: {limits.max_total_tokens})",
-        )
-    if sampling.max_tokens is not None and sampling.max_tokens > room:
-        raise _invalid(
-            "sampling.max_tokens",
-            sampling.max_tokens,
-            f"at most {room} after a prompt of {num_prompt_tokens} tokens "
-            f"(prompt and completion: {limits.max_total_tokens})",
-        )
-
-
-def check_token_ids(token_ids: tuple[int, ...], field: str, limits: ModelLimits) -> None:
-    """Whether every id is in the vocabulary. Raises InvalidRequestError."""
-    for index, token_id in enumerate(token_ids):
-        if not 0 <= token_id < limits.vocab_size:
-            raise _invalid(
-                f"{field}[{index}]", token_id, f"0 to {limits.vocab_size - 1} (the vocabulary)"
-            )
-
-
-def _invalid(field: str, value: object, limit: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{field} is {shorten(value) or 'empty'}; it must be {limit}",
-        field=field,
-        value=value,
-        limit=limit,
-    )
 
 
 def request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
@@ -338,14 +243,14 @@ def decode_params(payload: bytes) -> ContextPhaseParams:
     try:
         message.ParseFromString(payload)
     except DecodeError as error:
-        raise _invalid(
+        raise invalid(
             "context_phase_params", f"{len(payload)} bytes", "an undamaged ContextPhaseParams"
         ) from error
     for name in ("disagg_request_id", "layout", "usage"):
         if not message.HasField(name):
-            raise _invalid(f"context_phase_params.{name}", "absent", "given")
+            raise invalid(f"context_phase_params.{name}", "absent", "given")
     if not 1 <= len(message.first_token_ids) <= FIRST_TOKENS_MAX:
-        raise _invalid(
+        raise invalid(
             "context_phase_params.first_token_ids",
             len(message.first_token_ids),
             f"1 to {FIRST_TOKENS_MAX} tokens",
@@ -373,11 +278,11 @@ def decode_params(payload: bytes) -> ContextPhaseParams:
 
 
 def layout_to_proto(layout: KvLayout) -> pb.KvLayout:
-    return pb.KvLayout(**_fields(layout))
+    return pb.KvLayout(**fields_of(layout))
 
 
 def layout_from_proto(message: pb.KvLayout) -> KvLayout:
-    return KvLayout(**_scalars(message, KvLayout))
+    return KvLayout(**scalars_of(message, KvLayout))
 
 
 # --- answers ----------------------------------------------------------------
@@ -422,7 +327,7 @@ def _finish_to_proto(finish: Finish) -> pb.Finish:
         stop_string=finish.stop_string,
         stop_token_id=finish.stop_token_id,
         usage=_usage_to_proto(finish.usage),
-        kv=pb.KvStats(**_fields(finish.kv)),
+        kv=pb.KvStats(**fields_of(finish.kv)),
     )
     if finish.context_timing is not None:
         message.context_timing.CopyFrom(_timing_to_proto(finish.context_timing))
@@ -437,7 +342,7 @@ def _finish_from_proto(message: pb.Finish) -> Finish:
         stop_string=message.stop_string,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         usage=_usage_from_proto(message.usage),
-        kv=KvStats(**_scalars(message.kv, KvStats)),
+        kv=KvStats(**scalars_of(message.kv, KvStats)),
         context_timing=(
             _timing_from_proto(message.context_timing)
             if message.HasField("context_timing")
@@ -452,115 +357,16 @@ def _finish_from_proto(message: pb.Finish) -> Finish:
 
 
 def _usage_to_proto(usage: Usage) -> pb.Usage:
-    return pb.Usage(**_fields(usage))
+    return pb.Usage(**fields_of(usage))
 
 
 def _usage_from_proto(message: pb.Usage) -> Usage:
-    return Usage(**_scalars(message, Usage))
+    return Usage(**scalars_of(message, Usage))
 
 
 def _timing_to_proto(timing: StageTimes) -> pb.StageTimes:
-    return pb.StageTimes(**_fields(timing))
+    return pb.StageTimes(**fields_of(timing))
 
 
 def _timing_from_proto(message: pb.StageTimes) -> StageTimes:
-    return StageTimes(**_scalars(message, StageTimes))
-
-
-# --- control ----------------------------------------------------------------
-
-
-def server_info_to_proto(info: ServerInfo) -> cpb.ServerInfo:
-    message = cpb.ServerInfo(**_fields(info, omit=("layout", "servers")))
-    if info.layout is not None:
-        message.layout.CopyFrom(layout_to_proto(info.layout))
-    message.servers.extend(server_info_to_proto(server) for server in info.servers)
-    return message
-
-
-def server_info_from_proto(message: cpb.ServerInfo) -> ServerInfo:
-    return ServerInfo(
-        **_scalars(message, ServerInfo, omit=("layout", "servers", "rank_addresses")),
-        layout=layout_from_proto(message.layout) if message.HasField("layout") else None,
-        rank_addresses=tuple(message.rank_addresses),
-        servers=tuple(server_info_from_proto(server) for server in message.servers),
-    )
-
-
-def model_info_to_proto(info: ModelInfo) -> cpb.ModelInfo:
-    return cpb.ModelInfo(
-        **_fields(info.limits),
-        dtype=info.dtype,
-        num_parameters=info.num_parameters,
-        architecture=info.architecture,
-    )
-
-
-def model_info_from_proto(message: cpb.ModelInfo) -> ModelInfo:
-    limits = ModelLimits(
-        **_scalars(message, ModelLimits, omit=("eos_token_ids",)),
-        eos_token_ids=tuple(message.eos_token_ids),
-    )
-    return ModelInfo(
-        limits=limits,
-        dtype=message.dtype,
-        num_parameters=message.num_parameters,
-        architecture=message.architecture,
-    )
-
-
-def load_to_proto(load: Load) -> cpb.Load:
-    return cpb.Load(**_fields(load))
-
-
-def load_from_proto(message: cpb.Load) -> Load:
-    return Load(**_scalars(message, Load))
-
-
-def ledger_to_proto(audit: LedgerAudit) -> cpb.Ledger:
-    message = cpb.Ledger(
-        entries_by_state=audit.entries_by_state,
-        blocks_by_state=audit.blocks_by_state,
-        blocks_by_owner=audit.blocks_by_owner,
-        counters=audit.counters,
-    )
-    message.holders.extend(
-        cpb.BlockHolder(block=block, holders=holders)
-        for block, holders in sorted(audit.holders.items())
-    )
-    for server in audit.servers:
-        item = message.servers.add(name=server.name, error=server.error)
-        if server.ledger is not None:
-            item.ledger.CopyFrom(ledger_to_proto(server.ledger))
-    return message
-
-
-def ledger_from_proto(message: cpb.Ledger) -> LedgerAudit:
-    return LedgerAudit(
-        entries_by_state=dict(message.entries_by_state),
-        blocks_by_state=dict(message.blocks_by_state),
-        blocks_by_owner=dict(message.blocks_by_owner),
-        counters=dict(message.counters),
-        holders={item.block: tuple(item.holders) for item in message.holders},
-        servers=tuple(
-            ServerLedger(
-                name=item.name,
-                ledger=ledger_from_proto(item.ledger) if item.HasField("ledger") else None,
-                error=item.error,
-            )
-            for item in message.servers
-        ),
-    )
-
-
-# --- plain structs whose fields have the same names on both sides ------------
-
-
-def _fields(struct: Any, omit: tuple[str, ...] = ()) -> dict[str, Any]:
-    names = struct.__struct_fields__
-    return {name: getattr(struct, name) for name in names if name not in omit}
-
-
-def _scalars(message: Message, struct: type[Any], omit: tuple[str, ...] = ()) -> dict[str, Any]:
-    names = struct.__struct_fields__
-    return {name: getattr(message, name) for name in names if name not in omit}
+    return StageTimes(**scalars_of(message, StageTimes))

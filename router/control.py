@@ -15,7 +15,7 @@ from common.rpc import check_control, fail
 from common.security import ClusterSecret
 from protos import control_pb2 as pb
 from protos import control_pb2_grpc
-from protos.codec import (
+from protos.control_codec import (
     ledger_from_proto,
     ledger_to_proto,
     load_to_proto,

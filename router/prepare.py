@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from common.text.tokenizer import Tokenizer
-from protos.codec import check_limits, check_model, check_token_ids
+from protos.checks import check_limits, check_model, check_token_ids
 from protos.errors import InvalidRequestError
 from protos.messages import GenerateRequest, ModelLimits, RequestType, SamplingParams
 from router.fleet import Fleet

@@ -17,7 +17,7 @@ import grpc
 
 from common.logs import Log
 from protos import control_pb2 as cpb
-from protos.codec import load_from_proto, model_info_from_proto, server_info_from_proto
+from protos.control_codec import load_from_proto, model_info_from_proto, server_info_from_proto
 from protos.status import error_from_rpc
 from router.fleet import Fleet
 from router.links import Link

@@ -11,8 +11,8 @@ from common.logs import Log
 from common.rpc import check_control, fail
 from protos import control_pb2 as pb
 from protos import control_pb2_grpc
-from protos.codec import (
-    disagg_id_from_proto,
+from protos.codec import disagg_id_from_proto
+from protos.control_codec import (
     ledger_to_proto,
     load_to_proto,
     model_info_to_proto,

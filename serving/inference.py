@@ -24,7 +24,8 @@ from executor.request import ExecutorRequest
 from executor.result import GenerationResult
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
-from protos.codec import check_model, request_from_proto
+from protos.checks import check_model
+from protos.codec import request_from_proto
 from protos.errors import (
     BatonError,
     DeadlineExceededError,

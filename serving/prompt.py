@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from common.text.tokenizer import Tokenizer
-from protos.codec import check_token_ids
+from protos.checks import check_token_ids
 from protos.errors import InvalidRequestError
 from protos.messages import GenerateRequest, ModelLimits
 

@@ -15,7 +15,7 @@ import msgspec
 from common.security import ClusterSecret
 from executor.engine.seam import EngineFinish, EngineIdentity
 from executor.request import ExecutorRequest
-from protos.codec import check_limits
+from protos.checks import check_limits
 from protos.errors import InvalidRequestError
 from protos.messages import (
     Finish,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.hashing import block_hashes, prompt_digest, root_hash
 from executor.engine.seam import EngineIdentity, EngineRequest
 from executor.engine.sequence import Sequence
-from protos.codec import check_limits, check_token_ids
+from protos.checks import check_limits, check_token_ids
 from protos.errors import InvalidRequestError
 from protos.messages import ContextPhaseParams, KvLayout, RequestType
 from protos.tokens import unpack_token_ids

@@ -11,7 +11,7 @@ import secrets
 from common.hashing import prompt_digest
 from executor.config import EngineConfig, ScriptedConfig
 from executor.engine.seam import EngineIdentity, EngineRequest
-from protos.codec import check_limits, check_token_ids
+from protos.checks import check_limits, check_token_ids
 from protos.errors import InvalidRequestError, RequestFailedError
 from protos.messages import KvLayout, ModelInfo, ModelLimits, RequestType
 

@@ -10,7 +10,7 @@ import pytest
 
 from common.security import ClusterSecret, create_secret
 from protos import control_pb2 as cpb
-from protos.codec import ledger_from_proto, server_info_from_proto
+from protos.control_codec import ledger_from_proto, server_info_from_proto
 from protos.errors import InvalidRequestError
 from protos.messages import FinishReason, RequestType
 from protos.status import error_from_rpc

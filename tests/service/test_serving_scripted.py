@@ -18,7 +18,8 @@ from executor.config import EngineConfig, ScriptedConfig, TransferConfig
 from generation_server.service import GenerationRole
 from protos import control_pb2 as cpb
 from protos import inference_pb2 as pb
-from protos.codec import decode_params, ledger_from_proto
+from protos.codec import decode_params
+from protos.control_codec import ledger_from_proto
 from protos.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from protos.status import error_from_rpc
 from protos.tokens import pack_token_ids

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from protos import codec, control_pb2_grpc, inference_pb2_grpc
+from protos import codec, control_codec, control_pb2_grpc, inference_pb2_grpc
 from protos import control_pb2 as cpb
 from protos import inference_pb2 as pb
 from protos.errors import BatonError
@@ -54,10 +54,10 @@ class SayingServer:
     def GetServerInfo(self, request: cpb.GetServerInfoRequest, context: Any) -> cpb.ServerInfo:
         self.metadata.append(dict(context.invocation_metadata()))
         assert self.server_info is not None
-        return codec.server_info_to_proto(self.server_info)
+        return control_codec.server_info_to_proto(self.server_info)
 
     def GetLedger(self, request: cpb.GetLedgerRequest, context: Any) -> cpb.Ledger:
-        return codec.ledger_to_proto(self.audit)
+        return control_codec.ledger_to_proto(self.audit)
 
     def _unused(self, request: Any, context: Any) -> Any:
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "not part of this test")

@@ -24,7 +24,7 @@ import psutil
 import yaml
 
 from common.security import CONTROL_METADATA_KEY, ClusterSecret, create_secret
-from protos import codec
+from protos import control_codec
 from protos import control_pb2 as cpb
 from protos.control_pb2_grpc import ControlStub
 from protos.messages import LedgerAudit, ServerInfo
@@ -205,12 +205,14 @@ class Cluster:
             return call(request, timeout=5.0, metadata=metadata)
 
     def info(self, name: str = "router") -> ServerInfo:
-        return codec.server_info_from_proto(
+        return control_codec.server_info_from_proto(
             self.control(name, "GetServerInfo", cpb.GetServerInfoRequest())
         )
 
     def ledger(self, name: str = "router") -> LedgerAudit:
-        return codec.ledger_from_proto(self.control(name, "GetLedger", cpb.GetLedgerRequest()))
+        return control_codec.ledger_from_proto(
+            self.control(name, "GetLedger", cpb.GetLedgerRequest())
+        )
 
     def baseline_complaints(self, names: list[str] | None = None) -> list[str]:
         """What is still held, in words; empty when everything is back at the baseline."""

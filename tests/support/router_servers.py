@@ -29,10 +29,12 @@ from protos.codec import (
     decode_params,
     disagg_id_from_proto,
     encode_params,
+    request_from_proto,
+)
+from protos.control_codec import (
     ledger_to_proto,
     load_to_proto,
     model_info_to_proto,
-    request_from_proto,
     server_info_to_proto,
 )
 from protos.errors import BatonError, RequestCancelledError

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from protos import codec
+from protos import checks, codec, control_codec
 from protos import inference_pb2 as pb
 from protos.errors import InvalidRequestError, ModelNotFoundError
 from protos.messages import (
@@ -196,11 +196,11 @@ def test_control_answers_survive_the_wire() -> None:
         name="c", role="context", incarnation=7, version="0.1", layout=LAYOUT, state="ready"
     )
     info = ServerInfo(name="r", role="router", incarnation=1, version="0.1", servers=(server,))
-    assert codec.server_info_from_proto(codec.server_info_to_proto(info)) == info
+    assert control_codec.server_info_from_proto(control_codec.server_info_to_proto(info)) == info
     model = ModelInfo(limits=LIMITS, dtype="float32", num_parameters=9, architecture="Llama")
-    assert codec.model_info_from_proto(codec.model_info_to_proto(model)) == model
+    assert control_codec.model_info_from_proto(control_codec.model_info_to_proto(model)) == model
     load = Load(num_queued=1, num_running=2, tokens_in_flight=3, blocks_free=4, blocks_total=5)
-    assert codec.load_from_proto(codec.load_to_proto(load)) == load
+    assert control_codec.load_from_proto(control_codec.load_to_proto(load)) == load
     audit = LedgerAudit(
         entries_by_state={"running": 1},
         blocks_by_state={"free": 3},
@@ -209,7 +209,7 @@ def test_control_answers_survive_the_wire() -> None:
         counters={"late": 1},
         servers=(ServerLedger(name="c", ledger=LedgerAudit()), ServerLedger(name="d", error="x")),
     )
-    assert codec.ledger_from_proto(codec.ledger_to_proto(audit)) == audit
+    assert control_codec.ledger_from_proto(control_codec.ledger_to_proto(audit)) == audit
 
 
 @pytest.mark.parametrize(
@@ -225,32 +225,32 @@ def test_limits_are_refused_with_the_users_numbers(
     num_tokens: int, max_tokens: int | None, field: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        codec.check_limits(num_tokens, SamplingParams(max_tokens=max_tokens), LIMITS)
+        checks.check_limits(num_tokens, SamplingParams(max_tokens=max_tokens), LIMITS)
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize(("num_tokens", "max_tokens"), [(1, 49), (40, 10), (40, None)])
 def test_limits_are_inclusive(num_tokens: int, max_tokens: int | None) -> None:
-    codec.check_limits(num_tokens, SamplingParams(max_tokens=max_tokens), LIMITS)
+    checks.check_limits(num_tokens, SamplingParams(max_tokens=max_tokens), LIMITS)
 
 
 def test_a_prompt_that_fills_everything_leaves_no_room() -> None:
     limits = ModelLimits(model="m", vocab_size=9, max_prompt_tokens=50, max_total_tokens=50)
     with pytest.raises(InvalidRequestError, match="at most 49"):
-        codec.check_limits(50, SamplingParams(), limits)
+        checks.check_limits(50, SamplingParams(), limits)
 
 
 @pytest.mark.parametrize("token_id", [-1, 100])
 def test_token_ids_outside_the_vocabulary(token_id: int) -> None:
     with pytest.raises(InvalidRequestError, match=r"token_ids\[1\].*0 to 99"):
-        codec.check_token_ids((0, token_id), "token_ids", LIMITS)
+        checks.check_token_ids((0, token_id), "token_ids", LIMITS)
 
 
 def test_unknown_model() -> None:
-    codec.check_model("", LIMITS)
-    codec.check_model("m", LIMITS)
+    checks.check_model("", LIMITS)
+    checks.check_model("m", LIMITS)
     with pytest.raises(ModelNotFoundError, match="'other' is not served here"):
-        codec.check_model("other", LIMITS)
+        checks.check_model("other", LIMITS)
 
 
 def test_packed_ids_are_little_endian_int32() -> None:
