@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from common.config import ConfigStruct
 from executor.config import EngineConfig
+
+LOOPBACK_DEVICE = "lo"
 
 
 class ServerConfig(ConfigStruct, frozen=True, kw_only=True):
@@ -27,3 +31,26 @@ class ServerConfig(ConfigStruct, frozen=True, kw_only=True):
     max_open_requests: Annotated[int, Meta(ge=1)] = 4096
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+
+    def engine_here(self) -> EngineConfig:
+        """The engine's section as it is meant on this host.
+
+        A server that serves on the loopback address alone must not open its
+        data plane to the network: UCX then gets the loopback device, unless the
+        file names devices itself.
+        """
+        transfer = self.engine.transfer
+        if transfer.ucx_net_devices or not _is_loopback(self.listen):
+            return self.engine
+        transfer = msgspec.structs.replace(transfer, ucx_net_devices=LOOPBACK_DEVICE)
+        return msgspec.structs.replace(self.engine, transfer=transfer)
+
+
+def _is_loopback(listen: str) -> bool:
+    host = listen.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

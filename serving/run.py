@@ -195,7 +195,7 @@ class ServerProcess:
 
     async def start_serving(self) -> Serving:
         """Load the tokenizer, then start the engine's worker. Raises ConfigError first."""
-        config = self._config.engine
+        config = self._config.engine_here()
         if config.engine == "torch" and not config.model:
             raise ConfigError(
                 "engine.model is empty; it must name a Hugging Face folder or a GGUF file "
