@@ -19,23 +19,28 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from baton.calls import Assembler, Call, CallOptions, Completion, Message, make_call
-from baton.stubs import CHANNEL_OPTIONS, CONTROL_TIMEOUT_S, Stubs, control_metadata
+from baton.calls import Assembler, Call, CallOptions, Completion, Message, make_abort, make_call
+from baton.stubs import (
+    CHANNEL_OPTIONS,
+    CONTROL_TIMEOUT_S,
+    Stubs,
+    check_address,
+    control_metadata,
+    error_of_call,
+)
 from protos import codec, control_codec
 from protos import control_pb2 as cpb
-from protos import inference_pb2 as pb
 from protos.errors import BatonError
 from protos.messages import GenerateChunk, LedgerAudit, ServerInfo
-from protos.status import error_from_rpc
 
 
 class AsyncTokenStream(AsyncIterator[GenerateChunk]):
     """The chunks of one answer, as they come. The last one carries `finish`."""
 
-    def __init__(self, call: Any, peer: str) -> None:
+    def __init__(self, call: Any, peer: str, started_s: float) -> None:
         self._call = call
         self._peer = peer
-        self._assembler = Assembler(time.monotonic())
+        self._assembler = Assembler(started_s)
         self._error: BatonError | None = None
         self._is_closed = False
 
@@ -48,7 +53,7 @@ class AsyncTokenStream(AsyncIterator[GenerateChunk]):
         try:
             return await self._receive()
         except grpc.RpcError as error:
-            self._error = error_from_rpc(error, self._peer)
+            self._error = error_of_call(error, self._peer)
             raise self._error from None
         except BatonError as error:
             self._error = error
@@ -92,6 +97,7 @@ class AsyncClient:
     def __init__(
         self, address: str, *, timeout_s: float | None = None, control_token: str | None = None
     ) -> None:
+        check_address(address)
         self.address = address
         self.timeout_s = timeout_s
         self._metadata = control_metadata(control_token)
@@ -127,9 +133,9 @@ class AsyncClient:
         self, prompt: str | Sequence[int], *, stream: bool = False, **options: Unpack[CallOptions]
     ) -> Completion | AsyncTokenStream:
         """Complete a text or a sequence of token ids. See `Client.generate`."""
-        return await self._run(
-            make_call(options, self.timeout_s, prompt=prompt), is_streamed=stream
-        )
+        started_s = time.monotonic()
+        call = make_call(options, self.timeout_s, prompt=prompt)
+        return await self._run(started_s, call, is_streamed=stream)
 
     @overload
     async def chat(
@@ -149,13 +155,13 @@ class AsyncClient:
         self, messages: Sequence[Message], *, stream: bool = False, **options: Unpack[CallOptions]
     ) -> Completion | AsyncTokenStream:
         """Answer a conversation, by the model's own chat template. Else as `generate`."""
-        return await self._run(
-            make_call(options, self.timeout_s, messages=messages), is_streamed=stream
-        )
+        started_s = time.monotonic()
+        call = make_call(options, self.timeout_s, messages=messages)
+        return await self._run(started_s, call, is_streamed=stream)
 
     async def abort(self, external_id: str, *, reason: str = "") -> bool:
         """End a live request of anybody's. False where no such request lives."""
-        request = pb.AbortRequest(external_ids=[external_id], reason=reason)
+        request = make_abort(external_id, reason)
         return external_id in (await self._ask(self._stubs.inference.Abort, request)).aborted
 
     async def info(self) -> ServerInfo:
@@ -180,9 +186,11 @@ class AsyncClient:
             self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         return Stubs(self._channel)
 
-    async def _run(self, call: Call, *, is_streamed: bool) -> Completion | AsyncTokenStream:
+    async def _run(
+        self, started_s: float, call: Call, *, is_streamed: bool
+    ) -> Completion | AsyncTokenStream:
         answer = self._stubs.inference.Generate(call.request, timeout=call.rpc_timeout_s)
-        stream = AsyncTokenStream(answer, self.address)
+        stream = AsyncTokenStream(answer, self.address, started_s)
         if is_streamed:
             return stream
         async with stream:
@@ -192,4 +200,4 @@ class AsyncClient:
         try:
             return await method(request, timeout=CONTROL_TIMEOUT_S, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self.address) from None
+            raise error_of_call(error, self.address) from None

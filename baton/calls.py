@@ -7,13 +7,14 @@ and yields a `Completion` once the chunk with `finish` was there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
 from protos import codec
 from protos import inference_pb2 as pb
+from protos.checks import check_text
 from protos.errors import (
     InternalError,
     InvalidRequestError,
@@ -115,8 +116,8 @@ def make_call(
     own_timeout_s = options.get("timeout_s")
     timeout_s = timeout_s if own_timeout_s is None else own_timeout_s
     request = pb.GenerateRequest(
-        external_id=options.get("external_id", ""),
-        model=options.get("model", ""),
+        external_id=_text(options.get("external_id", ""), "external_id"),
+        model=_text(options.get("model", ""), "model"),
         sampling=codec.sampling_to_proto(_sampling(options)),
         deadline_ms=_deadline_ms(timeout_s),
     )
@@ -124,10 +125,22 @@ def make_call(
         request.chat.SetInParent()
         request.chat.messages.extend(_chat_message(item) for item in messages)
     elif isinstance(prompt, str):
-        request.text = prompt
+        request.text = _text(prompt, "prompt")
     else:
         request.token_ids = _packed(prompt or ())
     return Call(request, None if timeout_s is None else timeout_s + DEADLINE_GRACE_S)
+
+
+def _text(text: str, field: str) -> str:
+    check_text(field, text)
+    return text
+
+
+def make_abort(external_id: str, reason: str) -> pb.AbortRequest:
+    """Raises InvalidRequestError for text that cannot be sent."""
+    return pb.AbortRequest(
+        external_ids=[_text(external_id, "external_id")], reason=_text(reason, "reason")
+    )
 
 
 def _sampling(options: CallOptions) -> SamplingParams:
@@ -135,7 +148,7 @@ def _sampling(options: CallOptions) -> SamplingParams:
     if isinstance(given.get("stop"), str):
         given["stop"] = (given["stop"],)
     for name in ("stop", "stop_token_ids"):
-        if name in given:
+        if isinstance(given.get(name), Iterable):
             given[name] = tuple(given[name])
     return msgspec.structs.replace(options.get("sampling") or SamplingParams(), **given)
 
@@ -145,9 +158,10 @@ def _deadline_ms(timeout_s: float | None) -> int:
     if timeout_s is None:
         return 0
     limit_s = codec.DEADLINE_MS_MAX / 1000
-    if not (math.isfinite(timeout_s) and 0 < timeout_s <= limit_s):
+    is_number = isinstance(timeout_s, int | float)
+    if not (is_number and math.isfinite(timeout_s) and 0 < timeout_s <= limit_s):
         raise InvalidRequestError(
-            f"timeout_s is {timeout_s}; it must be over 0, at most {limit_s:.0f}",
+            f"timeout_s is {shorten(timeout_s)}; it must be over 0, at most {limit_s:.0f}",
             field="timeout_s",
             value=timeout_s,
             limit=f"over 0, at most {limit_s:.0f}",
@@ -170,11 +184,11 @@ def _packed(token_ids: Sequence[int]) -> bytes:
 def _chat_message(message: Message) -> pb.ChatMessage:
     match message:
         case ChatMessage(role=role, content=content):
-            return pb.ChatMessage(role=role, content=content)
+            return _to_message(role, content)
         case {"role": str(role), "content": str(content), **rest} if not rest:
-            return pb.ChatMessage(role=role, content=content)
+            return _to_message(role, content)
         case (str(role), str(content)):
-            return pb.ChatMessage(role=role, content=content)
+            return _to_message(role, content)
     limit = 'ChatMessage, {"role": ..., "content": ...} or (role, content)'
     raise InvalidRequestError(
         f"messages holds {shorten(message)}; each one must be {limit}",
@@ -182,6 +196,12 @@ def _chat_message(message: Message) -> pb.ChatMessage:
         value=message,
         limit=limit,
     )
+
+
+def _to_message(role: str, content: str) -> pb.ChatMessage:
+    check_text("messages", role)
+    check_text("messages", content)
+    return pb.ChatMessage(role=role, content=content)
 
 
 # --- answers ----------------------------------------------------------------

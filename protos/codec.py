@@ -10,8 +10,7 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 
 from protos import inference_pb2 as pb
-from protos.checks import check_sampling, invalid
-from protos.errors import InvalidRequestError
+from protos.checks import check_sampling, check_sendable, invalid
 from protos.messages import (
     ChatMessage,
     ContextPhaseParams,
@@ -173,19 +172,17 @@ def request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
 
 def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
     """Sends only what was given. Raises InvalidRequestError for what no wire type holds."""
-    try:
-        return pb.SamplingParams(
-            max_tokens=params.max_tokens,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            seed=params.seed,
-            stop=params.stop,
-            stop_token_ids=params.stop_token_ids,
-            ignore_eos=params.ignore_eos,
-        )
-    except (ValueError, TypeError) as error:
-        raise InvalidRequestError(f"sampling cannot be sent: {error}", field="sampling") from error
+    check_sendable(params)
+    return pb.SamplingParams(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        seed=params.seed,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+    )
 
 
 def disagg_id_from_proto(message: pb.DisaggRequestId) -> DisaggRequestId:

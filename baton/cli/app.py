@@ -9,6 +9,7 @@ from baton.cli.ask import chat, generate
 from baton.cli.doctor import doctor
 from baton.cli.group import BatonGroup
 from baton.cli.model import model
+from baton.cli.secret import secret
 from baton.cli.servers import context, generation, router
 from baton.cli.status import status
 from baton.cli.up import up
@@ -27,7 +28,7 @@ def app(ctx: click.Context) -> None:
     \b
     A first try, with the demo model:
       baton up                          # in one terminal; Ctrl-C stops it
-      baton generate "Once upon a time" # in another one
+      baton generate "Once upon a time" --max-tokens 32   # in another one
       baton status
 
     Every command explains itself: baton COMMAND --help.
@@ -46,6 +47,7 @@ for command in (
     status,
     doctor,
     model,
+    secret,
 ):
     app.add_command(command)
 

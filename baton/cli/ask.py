@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from baton.cli.server_option import find_server, server_options
+from protos.errors import BatonError, InvalidRequestError
 
 if TYPE_CHECKING:
     from baton.calls import Completion
@@ -18,7 +20,12 @@ if TYPE_CHECKING:
 
 def _request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
-        click.option("--max-tokens", type=int, help="Stop after so many tokens."),
+        click.option(
+            "--max-tokens",
+            type=int,
+            help="Stop after so many tokens.  [default: as many as the model's and the pool's "
+            "limits leave room for]",
+        ),
         click.option("--temperature", type=float, help="0 is greedy.  [default: 0]"),
         click.option("--top-k", type=int, help="Draw from the K likeliest tokens; 0: off."),
         click.option("--top-p", type=float, help="Draw from the likeliest share P; 1: off."),
@@ -51,19 +58,21 @@ def generate(
     """Complete PROMPT; the text is printed as it comes.
 
     Without PROMPT, or where it is -, the prompt is read from stdin (less its
-    last line break).
+    last line break). A base model goes on until --max-tokens or its limits end it.
 
     \b
     Examples:
-      baton generate "The capital of France is" --max-tokens 8
-      baton generate --temperature 0.8 --seed 7 < story.txt
-      baton generate --prompt-ids 1,2,3 --json | jq .kv
+      baton generate "Once upon a time" --max-tokens 32
+      baton generate --max-tokens 32 --temperature 0.8 --seed 7 < story.txt
+      baton generate --prompt-ids 1,2,3 --max-tokens 32 --json | jq .kv
     """
     from baton.client import Client
 
     given = _token_ids(prompt, prompt_ids) if prompt_ids is not None else _text(prompt)
     with Client(find_server(server, runtime_dir)) as client:
-        _answer(client.generate(given, stream=True, **_given(options)), as_json=as_json)
+        with _refusals_are_usage():
+            stream = client.generate(given, stream=True, **_given(options))
+        _answer(stream, as_json=as_json)
 
 
 @click.command(short_help="Talk by the chat template.")
@@ -80,8 +89,9 @@ def chat(
 ) -> None:
     """Send MESSAGE by the model's chat template; without MESSAGE, hold a conversation.
 
-    On a terminal each line is a message, and Ctrl-D ends. Otherwise all of
-    stdin is one message.
+    On a terminal each line is a message. Ctrl-C ends an answer, and that turn is
+    forgotten; Ctrl-D, or Ctrl-C at the prompt, ends the conversation. Otherwise
+    all of stdin is one message.
 
     \b
     Examples:
@@ -92,11 +102,15 @@ def chat(
 
     history = [("system", system)] if system else []
     with Client(find_server(server, runtime_dir)) as client:
-        if message is None and sys.stdin.isatty():
+        if message is None and _is_terminal():
             _converse(client, history, as_json=as_json, **_given(options))
             return
-        messages = [*history, ("user", _text(message))]
-        _answer(client.chat(messages, stream=True, **_given(options)), as_json=as_json)
+        said = _text(message)
+        if not said.strip():
+            raise click.UsageError("the message is empty; it must hold at least one character")
+        with _refusals_are_usage():
+            stream = client.chat([*history, ("user", said)], stream=True, **_given(options))
+        _answer(stream, as_json=as_json)
 
 
 def _converse(
@@ -108,19 +122,43 @@ def _converse(
         except EOFError:
             click.echo()
             return
+        except KeyboardInterrupt:
+            click.echo()
+            raise
         if not line.strip():
             continue
-        history.append(("user", line))
-        answer = _answer(client.chat(history, stream=True, **options), as_json=as_json)
-        history.append(("assistant", answer.text))
+        turn = ("user", line)
+        with _refusals_are_usage():
+            stream = client.chat([*history, turn], stream=True, **options)
+        try:
+            answer = _answer(stream, as_json=as_json)
+        except KeyboardInterrupt:
+            continue
+        history += [turn, ("assistant", answer.text)]
+
+
+@contextlib.contextmanager
+def _refusals_are_usage() -> Iterator[None]:
+    """What is refused before anything is sent is a wrong command line."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise click.UsageError(error.message) from error
 
 
 def _answer(stream: TokenStream, *, as_json: bool) -> Completion:
-    with stream:
-        for chunk in stream:
-            if not as_json and chunk.text:
-                click.echo(chunk.text, nl=False)
-        completion = stream.completion()
+    has_text = False
+    try:
+        with stream:
+            for chunk in stream:
+                if not as_json and chunk.text:
+                    click.echo(chunk.text, nl=False)
+                    has_text = True
+            completion = stream.completion()
+    except (BatonError, KeyboardInterrupt):
+        if has_text:
+            click.echo()  # else the error would stand on the text's own line
+        raise
     click.echo(_to_json(completion) if as_json else "")
     return completion
 
@@ -140,9 +178,15 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 def _text(prompt: str | None) -> str:
     if prompt is not None and prompt != "-":
         return prompt
-    if prompt is None and sys.stdin.isatty():
+    if prompt is None and _is_terminal():
         raise click.UsageError("no prompt: give it as an argument, on stdin, or as --prompt-ids")
-    return sys.stdin.read().removesuffix("\n")
+    try:
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(
+            f"the prompt on stdin is not UTF-8: byte {error.start} is "
+            f"0x{error.object[error.start]:02x}"
+        ) from error
 
 
 def _token_ids(prompt: str | None, prompt_ids: str) -> list[int]:
@@ -154,3 +198,7 @@ def _token_ids(prompt: str | None, prompt_ids: str) -> list[int]:
         raise click.UsageError(
             f"--prompt-ids is {prompt_ids!r}; it must be integers with commas, such as 1,2,3"
         ) from None
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()

@@ -45,8 +45,8 @@ class BatonGroup(click.Group):
 
 
 def _hint(error: BatonError) -> str:
-    """gRPC's own words for a refused connection tell nobody what to do."""
-    if isinstance(error, ServerUnavailableError) and "failed to connect" in error.message.lower():
+    """Only where nobody answers: a router that has no server to offer is up already."""
+    if isinstance(error, ServerUnavailableError) and error.field == "address":
         return "; `baton up` starts a cluster here, --server names one elsewhere"
     return ""
 

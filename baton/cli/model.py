@@ -21,4 +21,4 @@ def demo() -> None:
     """
     from baton.demo_model import demo_model_folder
 
-    click.echo(demo_model_folder())
+    click.echo(demo_model_folder(progress=lambda line: click.echo(line, err=True)))

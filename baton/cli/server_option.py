@@ -23,10 +23,23 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     server = click.option(
         "--server",
         metavar="HOST:PORT",
+        callback=_check_server,
         help="The router, or a single server.  [default: the cluster of --runtime-dir, else "
         f"{DEFAULT_ROUTER_ADDRESS}]",
     )
     return server(runtime_dir(command))
+
+
+def _check_server(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value is not None:
+        from baton.stubs import check_address
+        from protos.errors import ConfigError
+
+        try:
+            check_address(value, "--server")
+        except ConfigError as error:
+            raise click.UsageError(error.message) from error
+    return value
 
 
 def find_server(server: str | None, runtime_dir: Path) -> str:
@@ -38,10 +51,28 @@ def find_server(server: str | None, runtime_dir: Path) -> str:
     return DEFAULT_ROUTER_ADDRESS if state is None else state.router
 
 
-def find_secret(secret_file: Path | None, runtime_dir: Path) -> Path:
+def find_secret(server: str | None, secret_file: Path | None, runtime_dir: Path) -> Path:
+    """Raises ServerUnavailableError where no cluster runs here and none was named,
+    ConfigError where one was named without its secret.
+    """
     if secret_file is not None:
         return secret_file
     from baton.launch.runtime import read_state
+    from protos.errors import ConfigError, ServerUnavailableError
 
     state = read_state(runtime_dir)
-    return runtime_dir / "secret" if state is None else Path(state.secret_file)
+    if state is not None:
+        return Path(state.secret_file)
+    if server is None:
+        raise ServerUnavailableError(
+            f"no cluster runs here (runtime dir {runtime_dir}); name another folder with "
+            "--runtime-dir, or a cluster elsewhere with --server and --secret-file"
+        )
+    path = runtime_dir / "secret"
+    if not path.exists():
+        raise ConfigError(
+            f"there is no secret {path}; name that of the cluster at {server} with --secret-file",
+            field="secret_file",
+            value=str(path),
+        )
+    return path

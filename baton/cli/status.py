@@ -37,11 +37,19 @@ def status(server: str | None, runtime_dir: Path, secret_file: Path | None, as_j
     """
     from baton.client import Client
     from common.security import load_secret
+    from protos.errors import AccessDeniedError
 
-    secret = load_secret(find_secret(secret_file, runtime_dir))
+    path = find_secret(server, secret_file, runtime_dir)
+    secret = load_secret(path)
     address = find_server(server, runtime_dir)
     with Client(address, control_token=secret.control_token()) as client:
-        picture = make_picture(client.info(), client.ledger(), address)
+        try:
+            picture = make_picture(client.info(), client.ledger(), address)
+        except AccessDeniedError as error:
+            raise AccessDeniedError(
+                f"the secret {path} does not match that of the cluster at {address}; name the "
+                "right one with --secret-file"
+            ) from error
     if as_json:
         import msgspec
 

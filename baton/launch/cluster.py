@@ -101,8 +101,7 @@ class Cluster:
         if model == DEMO_MODEL:
             from baton.demo_model import demo_model_folder
 
-            self._progress("demo model: looking for it, converting it the first time")
-            return str(demo_model_folder())
+            return str(demo_model_folder(progress=self._progress))
         return str(Path(model).absolute()) if model else ""
 
     def _bring_up(self, plans: Iterable[ProcessPlan]) -> None:

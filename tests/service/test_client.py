@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 
 import pytest
 
 from baton.aio import AsyncClient
 from baton.client import Client
 from protos.errors import (
+    ConfigError,
     DeadlineExceededError,
     DuplicateRequestError,
     RequestCancelledError,
@@ -36,6 +39,28 @@ def test_whole_and_streamed_answers_are_the_same() -> None:
     assert "".join(texts) == whole.text == "ab"
     assert whole.usage.completion_tokens == 2
     assert server.requests[0].sampling.max_tokens == 2
+
+
+class SlowPrompt(list[int]):
+    """Building the request takes a while, as a large prompt does."""
+
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(0.06)
+        return super().__iter__()
+
+
+async def test_the_clock_starts_when_the_call_is_made() -> None:
+    """It started after sending: TTFT came out below the server's own first_token_ms."""
+    prompt = SlowPrompt([1, 2])
+    with serving(SayingServer(ANSWER)) as server:
+        with Client(server.address) as client:
+            answers = [client.generate(prompt)]
+            answers.append(client.generate(prompt, stream=True).completion())
+        async with AsyncClient(server.address) as aio:
+            answers.append(await aio.generate(prompt))
+            answers.append(await (await aio.generate(prompt, stream=True)).completion())
+    for answer in answers:
+        assert answer.timing.ttft_ms >= 60
 
 
 async def test_the_async_client_answers_alike() -> None:
@@ -115,9 +140,26 @@ def test_a_stream_that_just_stops_is_an_error() -> None:
 def test_nobody_there_is_unavailable_and_names_the_address() -> None:
     with (
         Client("127.0.0.1:1") as client,
-        pytest.raises(ServerUnavailableError, match=r"127\.0\.0\.1:1"),
+        pytest.raises(ServerUnavailableError, match=r"at 127\.0\.0\.1:1: check") as caught,
     ):
         client.generate("hi")
+    assert (caught.value.field, caught.value.value) == ("address", "127.0.0.1:1")
+
+
+async def test_nobody_there_is_told_alike_by_the_async_client() -> None:
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(ServerUnavailableError, match=r"at 127\.0\.0\.1:1: check"):
+            await client.generate("hi")
+        with pytest.raises(ServerUnavailableError, match=r"at 127\.0\.0\.1:1: check"):
+            await client.is_ready()
+
+
+@pytest.mark.parametrize("address", ["nonsense", "h:99999", "h:0", ":80", "h:x"])
+def test_an_address_that_is_none_is_refused_at_once(address: str) -> None:
+    """gRPC takes any text, and fails much later in its own words."""
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ConfigError, match="HOST:PORT, port 1 to 65535"):
+            kind(address)
 
 
 def test_the_server_may_cancel() -> None:

@@ -44,8 +44,11 @@ class SayingServer:
         if self.hangs:
             self.was_cancelled.wait(10)
         if self.error is not None:
-            context.set_trailing_metadata(((STATUS_DETAILS_KEY, status_details(self.error)),))
-            context.abort(grpc_code(self.error), self.error.message)
+            self._fail(context, self.error)
+
+    def _fail(self, context: Any, error: BatonError) -> None:
+        context.set_trailing_metadata(((STATUS_DETAILS_KEY, status_details(error)),))
+        context.abort(grpc_code(error), error.message)
 
     def Abort(self, request: pb.AbortRequest, context: Any) -> pb.AbortResponse:
         known = [name for name in request.external_ids if name == "live"]
@@ -53,6 +56,8 @@ class SayingServer:
 
     def GetServerInfo(self, request: cpb.GetServerInfoRequest, context: Any) -> cpb.ServerInfo:
         self.metadata.append(dict(context.invocation_metadata()))
+        if self.error is not None:
+            self._fail(context, self.error)
         assert self.server_info is not None
         return control_codec.server_info_to_proto(self.server_info)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.calls import Assembler, make_call
+from baton.calls import Assembler, make_abort, make_call
 from protos.errors import InternalError, InvalidRequestError, ServerUnavailableError
 from protos.messages import (
     ChatMessage,
@@ -77,14 +77,64 @@ def test_an_unknown_option_is_refused_by_name() -> None:
         ({"timeout_s": 0.0}, "timeout_s"),
         ({"timeout_s": math.nan}, "timeout_s"),
         ({"timeout_s": 1e9}, "timeout_s"),
-        ({"seed": -1}, "sampling"),
-        ({"max_tokens": "many"}, "sampling"),
+        ({"timeout_s": "soon"}, "timeout_s"),
+        ({"seed": -1}, "sampling.seed"),
+        ({"seed": 1 << 64}, "sampling.seed"),
+        ({"max_tokens": "many"}, "sampling.max_tokens"),
+        ({"max_tokens": 1 << 31}, "sampling.max_tokens"),
+        ({"max_tokens": 3.5}, "sampling.max_tokens"),
+        ({"top_k": "3"}, "sampling.top_k"),
+        ({"temperature": "hot"}, "sampling.temperature"),
+        ({"ignore_eos": "no"}, "sampling.ignore_eos"),
+        ({"stop": 3}, "sampling.stop"),
+        ({"stop": ["a", 3]}, "sampling.stop[1]"),
+        ({"stop": "\udcff"}, "sampling.stop[0]"),
+        ({"stop_token_ids": [1, "x"]}, "sampling.stop_token_ids[1]"),
+        ({"model": "\udcff"}, "model"),
+        ({"external_id": "\udcff"}, "external_id"),
+        ({"external_id": 3}, "external_id"),
     ],
 )
 def test_what_cannot_be_sent_names_its_field(options: Any, field: str) -> None:
+    """A seed of -1 was "sampling cannot be sent: Value out of range"; a lone surrogate a
+    UnicodeEncodeError from within protobuf."""
     with pytest.raises(InvalidRequestError) as caught:
         make_call(options, None, prompt="a")
-    assert caught.value.field == field
+    error = caught.value
+    assert error.field == field
+    assert error.limit
+    assert error.message.startswith(f"{field} is ")
+    error.message.encode()
+    error.value.encode()
+
+
+def test_a_refusal_shows_field_value_and_limit() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        make_call({"seed": -1}, None, prompt="a")
+    told = "sampling.seed is -1; it must be an unsigned 64-bit integer"
+    assert caught.value.message == told
+
+
+@pytest.mark.parametrize("content", ["\ud800", "caf\udce9"])
+def test_a_prompt_that_no_utf8_holds_is_refused_by_name(content: str) -> None:
+    """Bytes of an argument that are no UTF-8 come as lone surrogates: once a traceback."""
+    with pytest.raises(InvalidRequestError, match="prompt is"):
+        make_call({}, None, prompt=content)
+    with pytest.raises(InvalidRequestError, match="messages is"):
+        make_call({}, None, messages=[("user", content)])
+    with pytest.raises(InvalidRequestError, match="external_id is"):
+        make_abort(content, "")
+
+
+def test_what_looks_like_a_number_is_sent_as_one() -> None:
+    class Seven:
+        def __index__(self) -> int:
+            return 7
+
+    options: Any = {"max_tokens": Seven(), "temperature": 1, "seed": (1 << 64) - 1}
+    sampling = make_call(options, None, prompt="é").request.sampling
+    assert (sampling.max_tokens, sampling.temperature) == (7, 1.0)
+    assert sampling.seed == (1 << 64) - 1
 
 
 @pytest.mark.parametrize("prompt", [[1 << 31], ["one"], [None]])

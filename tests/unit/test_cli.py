@@ -17,8 +17,9 @@ from click.testing import CliRunner, Result
 
 from baton.cli.app import app
 from baton.cli.status import make_picture
-from common.security import create_secret
-from protos.errors import DuplicateRequestError
+from baton.client import TokenStream
+from common.security import create_secret, load_secret
+from protos.errors import AccessDeniedError, DuplicateRequestError, ServerUnavailableError
 from protos.messages import (
     Finish,
     FinishReason,
@@ -48,7 +49,7 @@ ANSWER = (
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*arguments: str, stdin: str | None = None) -> Result:
+def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
     return CliRunner().invoke(app, arguments, input=stdin)
 
 
@@ -108,8 +109,67 @@ def test_a_failed_request_is_one_line_and_exit_code_1() -> None:
 def test_nobody_there_comes_with_a_remedy() -> None:
     done = run("generate", "hi", "--server", "127.0.0.1:1")
     assert done.exit_code == 1
-    assert "baton up" in done.stderr
+    assert "nobody answers at 127.0.0.1:1" in done.stderr
+    assert done.stderr.count("baton up") == 1
+    assert done.stderr.count("127.0.0.1:1") == 1
     assert done.stderr.count("\n") == 1
+
+
+def test_a_router_without_servers_is_not_told_to_be_started() -> None:
+    """The remedy for a refused connection stood under the router's own UNAVAILABLE."""
+    error = ServerUnavailableError("no generation server is ready (failed to connect to h:1)")
+    with serving(SayingServer(error=error)) as server:
+        done = run("generate", "hi", "--server", server.address)
+    assert (done.exit_code, done.stderr) == (1, f"baton: {error.message}\n")
+
+
+def test_an_error_after_text_stands_on_a_line_of_its_own() -> None:
+    error = ServerUnavailableError("the engine is gone")
+    with serving(SayingServer(ANSWER[:1], error)) as server:
+        done = run("generate", "hi", "--server", server.address)
+    assert (done.exit_code, done.output) == (1, "a\nbaton: the engine is gone\n")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_prompt_that_is_no_utf8_is_refused_in_one_line(command: str) -> None:
+    """Both were tracebacks: UnicodeDecodeError from stdin, UnicodeEncodeError from argv."""
+    piped = run(command, "--server", "h:1", stdin=b"ok \xff\xfe")
+    assert (piped.exit_code, "prompt on stdin is not UTF-8: byte 3" in piped.stderr) == (2, True)
+    given = run(command, "\udcff\udcfe bad", "--server", "h:1")
+    assert given.exit_code == 2
+    assert "UTF-8" in given.stderr
+    assert given.stderr.count("\n") == piped.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the whole chat, history and all; the turn it cut short must not come back."""
+    lines = iter(["first", "second"])
+
+    def read_line(_prompt: str) -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise KeyboardInterrupt from None  # Ctrl-C at the prompt
+
+    answers = iter([KeyboardInterrupt, None])
+
+    def answer_or_interrupt(stream: TokenStream) -> GenerateChunk:
+        why = next(answers, None)
+        if why is not None:
+            raise why
+        return receive(stream)
+
+    receive = TokenStream.__next__
+    monkeypatch.setattr("builtins.input", read_line)
+    monkeypatch.setattr("baton.cli.ask._is_terminal", lambda: True)
+    monkeypatch.setattr(TokenStream, "__next__", answer_or_interrupt)
+    with serving(SayingServer(ANSWER)) as server:
+        done = run("chat", "--server", server.address)
+        said = [[m.content for m in request.chat.messages] for request in server.requests]
+    assert done.exit_code == 130
+    assert "ab\n" in done.stdout
+    assert ["second"] in said
+    assert ["first", "second"] not in said
 
 
 def test_ctrl_c_ends_the_request_without_a_traceback() -> None:
@@ -138,6 +198,16 @@ def test_ctrl_c_ends_the_request_without_a_traceback() -> None:
         (("up", "--config", "/no/such.yaml"), "/no/such.yaml"),
         (("up", "--dtype", "float8"), "float8"),
         (("status", "--secret-file", "/no/secret"), "/no/secret"),
+        (("status", "--server", "h:1", "--runtime-dir", "/no/dir"), "--secret-file"),
+        (("generate", "hi", "--server", "nonsense"), "HOST:PORT, port 1 to 65535"),
+        (("generate", "hi", "--server", "localhost:99999"), "HOST:PORT, port 1 to 65535"),
+        (("status", "--server", "localhost:0"), "HOST:PORT, port 1 to 65535"),
+        (("generate", "hi", "--seed", "-1"), "sampling.seed is -1; it must be an unsigned 64-bit"),
+        (("generate", "hi", "--stop", "\udcff"), "sampling.stop[0]"),
+        (("generate", "hi", "--model", "\udcff"), "model is"),
+        (("generate", "hi", "--external-id", "\udcff"), "external_id is"),
+        (("chat", ""), "the message is empty"),
+        (("up", "--dtype", "float16"), "'dtype' is 'float16'; it must be one of float32, bfloat16"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments: tuple[str, ...], words: str) -> None:
@@ -146,6 +216,37 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments: tuple[str, ...], wor
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("baton: ")
+
+
+def test_a_secret_is_made_once(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "secret"
+    made, again = run("secret", str(path)), run("secret", str(path))
+    assert made.exit_code == 0
+    text = path.read_text()
+    load_secret(path)
+    assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
+    assert "exists already" in again.stderr
+    assert path.read_text() == text
+
+
+def test_status_without_a_cluster_says_so(tmp_path: Path) -> None:
+    """It complained of a missing secret file, which a newcomer never heard of."""
+    done = run("status", "--runtime-dir", str(tmp_path))
+    assert done.exit_code == 1
+    assert f"no cluster runs here (runtime dir {tmp_path})" in done.stderr
+    for flag in ("--runtime-dir", "--server", "--secret-file"):
+        assert flag in done.stderr
+
+
+def test_a_wrong_secret_is_told_as_one(tmp_path: Path) -> None:
+    create_secret(tmp_path / "secret")
+    error = AccessDeniedError("this call needs the control key", value="wrong")
+    with serving(SayingServer(error=error)) as server:
+        where = ("--server", server.address, "--secret-file", str(tmp_path / "secret"))
+        done = run("status", *where)
+    assert done.exit_code == 1
+    assert "does not match" in done.stderr
+    assert "--secret-file" in done.stderr
 
 
 def test_a_misspelt_key_names_the_nearest(tmp_path: Path) -> None:

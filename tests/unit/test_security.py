@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,29 @@ def test_a_signature_is_no_control_key() -> None:
             secret.verify_control(token)
 
 
+@pytest.mark.parametrize("name", ["secret", "a folder's secret"])
+def test_the_line_of_the_refusal_makes_a_good_secret(tmp_path: Path, name: str) -> None:
+    """A newcomer was told KEY_ID:HEX and left to find out how to make one, mode and all."""
+    path = tmp_path / name
+    path.write_text("mine\n")
+    path.chmod(0o600)
+    with pytest.raises(ConfigError) as caught:
+        load_secret(path)
+    line = caught.value.message.partition("to make a fresh one: ")[2]
+    path.unlink()
+    subprocess.run(["sh", "-c", line], check=True)
+    assert len(load_secret(path).keys["k1"]) == 32
+
+
+def test_a_secret_of_other_bytes_is_refused_as_any_other(tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 ended in a UnicodeDecodeError."""
+    path = tmp_path / "secret"
+    path.write_bytes(b"\xff\xfe\n")
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="KEY_ID:HEX"):
+        load_secret(path)
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "what"),
     [
@@ -74,5 +98,5 @@ def test_bad_secret_files(tmp_path: Path, text: str, mode: int, what: str) -> No
 
 
 def test_missing_secret_file_names_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="baton up"):
+    with pytest.raises(ConfigError, match=r"`baton secret .*openssl rand"):
         load_secret(tmp_path / "none")
