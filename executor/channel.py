@@ -64,11 +64,14 @@ class ProxyChannel:
     def num_wakes(self) -> int:
         return self._dispatcher.num_wakes
 
-    def forget_files(self) -> None:
-        """Both sockets are connected: without their files nobody else can come, and a
-        SIGKILL of ours leaves nothing behind."""
-        if self.requests.is_connected():
-            self._directory.close()
+    def forget_files(self) -> bool:
+        """Once both sockets are connected: without their files nobody else can come, and a
+        SIGKILL of ours leaves nothing behind. False where they are not yet.
+        """
+        if not self.requests.is_connected():
+            return False
+        self._directory.close()
+        return True
 
     def close(self) -> None:
         if self._is_closed:

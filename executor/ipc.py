@@ -12,15 +12,12 @@ is used by one thread, or under its user's lock.
 from __future__ import annotations
 
 import hmac
-import os
-import shutil
-import tempfile
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 import zmq
 
+from common.scratch import ScratchFolder
 from protos.errors import ConfigError
 
 KEY_BYTES = 32
@@ -33,11 +30,11 @@ TO_PROXY = b"to-proxy"
 T = TypeVar("T")
 
 
-class PrivateDirectory:
+class PrivateDirectory(ScratchFolder):
     """A fresh 0700 folder for socket files; `close` removes it and is safe twice."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"baton-ipc-{os.getpid()}-"))
+        super().__init__("baton-ipc-")
 
     def endpoint(self, name: str) -> str:
         path = str(self.path / name)
@@ -51,9 +48,6 @@ class PrivateDirectory:
                 limit=IPC_PATH_LENGTH_MAX,
             )
         return f"ipc://{path}"
-
-    def close(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def open_pair(

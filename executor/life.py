@@ -26,6 +26,8 @@ from protos.errors import BatonError, ConfigError, EngineDeadError, ErrorData, f
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 LINES_IN_MESSAGE_MAX = 8
+CONNECT_S_MAX = 1.0
+CONNECT_POLL_S = 0.02
 
 
 class WorkerLife:
@@ -65,11 +67,23 @@ class WorkerLife:
             on_exit=self._on_exit,
         )
         hello = await self._within(self._hello, limits.hello_s_max, "start")
+        await self._forget_files()
         progress(f"engine worker {hello.pid} is up; loading {self._config.model or 'the model'}")
         await self._within(self._ready, limits.load_s_max, "load its model")
         took_s = self._loop.time() - started_at_s
         logger.info("%s: engine worker %d is ready after %.1f s", self._name, hello.pid, took_s)
         progress(f"engine ready after {took_s:.1f} s")
+
+    async def _forget_files(self) -> None:
+        """Before the model loads: a SIGKILL in that long while must leave no file behind.
+
+        The HELLO came by one socket; the other one's connection may be a moment later.
+        """
+        deadline_s = self._loop.time() + CONNECT_S_MAX
+        while not self._channel.forget_files() and self._loop.time() < deadline_s:
+            if self.dead.done():
+                return
+            await asyncio.sleep(CONNECT_POLL_S)
 
     def _bootstrap(self) -> Bootstrap:
         limits = self._limits
@@ -131,7 +145,6 @@ class WorkerLife:
 
     def on_hello(self, hello: Hello) -> None:
         if not self._hello.done():
-            self._channel.forget_files()
             self._hello.set_result(hello)
 
     def on_ready(self, identity: EngineIdentity) -> None:

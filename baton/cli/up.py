@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from baton.cli.group import EXIT_FAILED
+from baton.cli.group import EXIT_FAILED, EXIT_USAGE
 from baton.launch.config import ClusterConfig, Flags, with_flags
 
 
@@ -44,10 +44,13 @@ def up(config: Path | None, **flags: Any) -> None:
 
 
 def run_cluster(config: ClusterConfig) -> None:
-    """Returns after a signal; where a process died, says so and exits with EXIT_FAILED."""
+    """Returns after a signal; where a process died, says so and exits with EXIT_FAILED.
+
+    Where one cannot work as it is configured, the exit code is EXIT_USAGE.
+    """
     from baton.launch.cluster import Cluster
     from baton.launch.interrupt import interrupts
-    from protos.errors import BatonError
+    from protos.errors import BatonError, ConfigError
 
     with interrupts() as interrupt:
         cluster = Cluster(config, click.echo, interrupt)
@@ -63,6 +66,9 @@ def run_cluster(config: ClusterConfig) -> None:
             if not cluster.children:
                 raise
             # Told now and not at the end: stopping the others may take its time.
+            if isinstance(error, ConfigError):
+                click.echo(f"baton: {error.message}", err=True)
+                raise click.exceptions.Exit(EXIT_USAGE) from error
             click.echo(f"baton: {error.message}\nstopping the others", err=True)
             raise click.exceptions.Exit(EXIT_FAILED) from error
         finally:

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from baton.launch.plan import ProcessPlan
+from common.process import EXIT_CONFIG
 
 TAIL_LINES = 12
 TAIL_BYTES = 16_384
@@ -31,6 +32,7 @@ class Child:
     ) -> None:
         self.name = plan.name
         self.role = plan.role
+        self._module = plan.module
         self.address = ""
         """HOST:PORT, once ready."""
         self.log_file = log_file
@@ -103,6 +105,16 @@ class Child:
         if self._exit.si_code == os.CLD_EXITED:
             return f"exited with code {status}"
         return f"was killed by {signal.Signals(status).name}"
+
+    def refusal(self) -> str:
+        """Its own last words, where it ended because its configuration cannot work; else empty."""
+        if self._exit is None or self._exit.si_code != os.CLD_EXITED:
+            return ""
+        if self._exit.si_status != EXIT_CONFIG:
+            return ""
+        mark = f"{self._module}: "
+        said = [line for line in log_tail(self.log_file) if line.startswith(mark)]
+        return said[-1].removeprefix(mark) if said else ""
 
     def story(self, what: str) -> str:
         """What happened to it, with the last lines it logged."""

@@ -25,7 +25,7 @@ from baton.launch.plan import ProcessPlan, listen_addresses, plan_router, plan_s
 from baton.launch.ports import check_free
 from baton.launch.runtime import ClusterState, ProcessState, RuntimeDir
 from common.security import load_secret
-from protos.errors import ServerUnavailableError
+from protos.errors import ConfigError, ServerUnavailableError
 
 PATIENCE_S = 5.0
 """How long nothing is said about a process that is still loading."""
@@ -72,8 +72,9 @@ class Cluster:
     def start(self) -> None:
         """Returns when every process serves.
 
-        Raises ConfigError before any was started, ServerUnavailableError where
-        one died or took too long, KeyboardInterrupt where a signal asked to stop.
+        Raises ConfigError before any was started or where one cannot work as it is
+        configured, ServerUnavailableError where one died or took too long,
+        KeyboardInterrupt where a signal asked to stop.
         """
         config = self._config
         self._runtime.acquire()
@@ -102,6 +103,15 @@ class Cluster:
             from baton.demo_model import demo_model_folder
 
             return str(demo_model_folder(progress=self._progress))
+        if model and not Path(model).exists():
+            limit = "a Hugging Face folder, a GGUF file, or demo"
+            raise ConfigError(
+                f"model is {model!r}, which does not exist; it must be {limit} "
+                "(nothing is downloaded)",
+                field="model",
+                value=model,
+                limit=limit,
+            )
         return str(Path(model).absolute()) if model else ""
 
     def _bring_up(self, plans: Iterable[ProcessPlan]) -> None:
@@ -202,9 +212,17 @@ class Cluster:
                 selector.select()
 
     def check_alive(self) -> None:
-        """Raises ServerUnavailableError where a process died."""
+        """Raises ServerUnavailableError where a process died, ConfigError where its
+        configuration cannot work.
+        """
         for child in self._children:
             if child.has_exited:
+                refusal = child.refusal()
+                if refusal:
+                    raise ConfigError(
+                        f"{child.name} cannot start: {refusal}; `baton doctor` tells what this "
+                        f"machine can do, {child.log_file} the rest"
+                    )
                 raise ServerUnavailableError(child.story(child.death()))
 
     def _look_around(self) -> None:

@@ -3,6 +3,7 @@
 lock           held (flock) by the `up` that runs; freed by the kernel when it dies
 secret         the cluster's key, mode 0600
 cluster.json   addresses and pids, there while the cluster is up
+tmp/           the processes' sockets, where the folder's path is short enough
 NAME.yaml      the configuration of each process
 logs/NAME.log  what it logged
 """
@@ -13,15 +14,18 @@ import contextlib
 import fcntl
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import msgspec
 import yaml
 
 from baton.launch.plan import ProcessPlan
+from common.scratch import ScratchFolder
 from common.security import create_secret, load_secret
 from protos.errors import ConfigError
+
+SCRATCH_LENGTH_MAX = 70
+"""Bytes: a socket's path has 107, and what is below takes 36 of them."""
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +50,8 @@ class RuntimeDir:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.scratch = ""
-        """The processes' TMPDIR while acquired. Not below `path`: socket paths must be short."""
+        """The processes' TMPDIR while acquired."""
+        self._elsewhere: ScratchFolder | None = None
         self._lock: int | None = None
 
     @property
@@ -73,14 +78,30 @@ class RuntimeDir:
                 value=str(self.path),
             )
         self.remove_state()
-        self.scratch = tempfile.mkdtemp(prefix="baton-up-")
+        try:
+            self.scratch = self._make_scratch()
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _make_scratch(self) -> str:
+        """In our own folder, where nothing is left for good, unless socket paths get too long."""
+        folder = self.path / "tmp"
+        shutil.rmtree(folder, ignore_errors=True)  # a killed `up` could not
+        if len(os.fsencode(folder)) > SCRATCH_LENGTH_MAX:
+            self._elsewhere = ScratchFolder("baton-up-")
+            return str(self._elsewhere.path)
+        folder.mkdir(mode=0o700)
+        return str(folder)
 
     def release(self) -> None:
         """Takes the state back and frees the folder. Idempotent."""
         if self._lock is not None:
             self.remove_state()
             # A killed process leaves its sockets behind; they go with the cluster.
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            if self.scratch:
+                shutil.rmtree(self.scratch, ignore_errors=True)
+            if self._elsewhere is not None:
+                self._elsewhere.close()
             os.close(self._lock)
             self._lock = None
 

@@ -130,6 +130,20 @@ async def test_a_death_during_the_load_is_seen_at_once() -> None:
     assert time.monotonic() - started_at_s < 5.0
 
 
+async def test_no_file_is_there_while_the_model_loads() -> None:
+    """A SIGKILL of the server in that long while left its socket folder in /tmp."""
+    found: list[list[Path]] = []
+    pattern = f"baton-ipc-{os.getpid()}-*"
+
+    def look(stage: str) -> None:
+        found.append(list(Path(tempfile.gettempdir()).glob(pattern)))
+        os.kill(int(stage.split()[2]), signal.SIGKILL)
+
+    with pytest.raises(EngineDeadError):
+        await GenerationExecutor.create(config(load_ms=60_000), name="x", progress=look)
+    assert found == [[]]
+
+
 async def test_a_cancelled_start_leaves_nothing() -> None:
     """Guards: a Ctrl-C during a long load that orphans the worker."""
     loading = asyncio.Event()

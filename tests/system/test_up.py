@@ -153,13 +153,21 @@ def test_the_death_of_an_engine_worker_ends_the_cluster(tmp_path: Path) -> None:
     assert_gone(processes)
 
 
-def test_a_killed_launcher_takes_its_cluster_with_it(tmp_path: Path) -> None:
-    with running_up(tmp_path) as up:
-        processes = up.all_processes()
-        up.process.kill()
-        up.process.wait()
-        assert_gone(processes)
-        assert baton("status", "--runtime-dir", up.runtime_dir).returncode == 1
+def test_a_killed_launcher_takes_its_cluster_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It left its processes' socket folder in /tmp for ever."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bt-") as scratch,
+        tempfile.TemporaryDirectory(prefix="bt-") as folder,  # short, for sockets are in it
+    ):
+        monkeypatch.setenv("TMPDIR", scratch)
+        with running_up(Path(folder)) as up:
+            processes = up.all_processes()
+            up.process.kill()
+            up.process.wait()
+            assert_gone(processes)
+            assert baton("status", "--runtime-dir", up.runtime_dir).returncode == 1
+        assert os.listdir(scratch) == []
+        assert os.listdir(f"{folder}/run/tmp") == []
 
 
 def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
@@ -173,9 +181,23 @@ def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
     assert "starting" not in done.stdout
 
 
-def test_a_server_that_cannot_start_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_a_model_that_is_nowhere_is_told_before_anything_starts(tmp_path: Path) -> None:
     config = write_cluster(tmp_path, model=str(tmp_path / "nowhere"))
     done = baton("up", "--config", str(config))
-    assert done.returncode == 1
-    assert "exited with code 2" in done.stderr
-    assert "nowhere" in done.stderr
+    assert done.returncode == 2
+    assert "nowhere', which does not exist" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "starting" not in done.stdout
+
+
+def test_a_server_that_cannot_work_as_configured_says_why_and_no_more(tmp_path: Path) -> None:
+    """A wrong --device or --tls ended in exit code 1 and a dozen log lines, some doubled."""
+    (tmp_path / "empty").mkdir()
+    config = write_cluster(tmp_path, model=str(tmp_path / "empty"))
+    done = baton("up", "--config", str(config))
+    assert done.returncode == 2, done.stderr
+    assert "cannot start: " in done.stderr
+    assert str(tmp_path / "empty") in done.stderr
+    assert "baton doctor" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stdout

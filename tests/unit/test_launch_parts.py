@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import select
 import socket
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,34 @@ def test_one_cluster_per_folder(tmp_path: Path) -> None:
     assert read_state(tmp_path) is None
     second.acquire()
     second.release()
+
+
+@pytest.mark.parametrize("name", ["short", "l" * 120])
+def test_what_a_killed_launcher_left_goes_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its sockets' folder stayed in /tmp; a path too long for sockets must still work."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("baton.launch.runtime.SCRATCH_LENGTH_MAX", len(str(tmp_path)) + 20)
+    script = (
+        "import os, sys, pathlib, baton.launch.runtime as r\n"
+        "r.SCRATCH_LENGTH_MAX = int(sys.argv[2])\n"
+        "folder = r.RuntimeDir(pathlib.Path(sys.argv[1]))\n"
+        "folder.acquire()\n"
+        "open(folder.scratch + '/socket', 'w').close()\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    arguments = (str(tmp_path / name), str(len(str(tmp_path)) + 20))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script, *arguments], env=environment, check=False)
+    assert len(list(tmp_path.rglob("socket"))) == 1
+    runtime = RuntimeDir(tmp_path / name)
+    runtime.acquire()
+    assert Path(runtime.scratch).is_dir()
+    assert list(tmp_path.rglob("socket")) == []
+    runtime.release()
+    assert not Path(runtime.scratch).exists()
+    assert list(tmp_path.glob("baton-up-*")) == []
 
 
 def test_the_state_of_a_killed_launcher_is_none(tmp_path: Path) -> None:
