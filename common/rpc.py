@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from common.decode_guard import DecodeGuard
 from common.security import CONTROL_METADATA_KEY, ClusterSecret
 from protos import control_pb2_grpc, inference_pb2_grpc
 from protos.errors import BatonError, ConfigError, shorten
@@ -50,7 +51,7 @@ def split_address(listen: str, field: str = "listen") -> tuple[str, int]:
 
 
 def new_server() -> grpc.aio.Server:
-    return grpc.aio.server(options=_SERVER_OPTIONS)
+    return grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(DecodeGuard(fail),))
 
 
 def add_services(server: grpc.aio.Server, inference: object, control: object) -> None:

@@ -32,6 +32,7 @@ from protos.tokens import pack_token_ids, unpack_token_ids
 
 EXTERNAL_ID_LENGTH_MAX = 256
 CHAT_MESSAGES_MAX = 4096
+ROLE_LENGTH_MAX = 64
 DEADLINE_MS_MAX = 24 * 3600 * 1000
 FIRST_TOKENS_MAX = 16
 
@@ -114,8 +115,12 @@ def _chat(message: pb.GenerateRequest) -> tuple[ChatMessage, ...]:
     if not 1 <= len(messages) <= CHAT_MESSAGES_MAX:
         raise invalid("chat.messages", len(messages), f"1 to {CHAT_MESSAGES_MAX} messages")
     for index, item in enumerate(messages):
-        if not item.role:
-            raise invalid(f"chat.messages[{index}].role", "", "a role such as user")
+        if not 1 <= len(item.role) <= ROLE_LENGTH_MAX:
+            raise invalid(
+                f"chat.messages[{index}].role",
+                item.role,
+                f"a role such as user, of at most {ROLE_LENGTH_MAX} characters",
+            )
     return tuple(ChatMessage(item.role, item.content) for item in messages)
 
 

@@ -20,6 +20,7 @@ import msgspec
 from common.logs import Log
 from common.metrics import Metrics
 from common.rpc import check_control, fail
+from common.text.prompt import prompt_token_ids
 from executor.request import ExecutorRequest
 from executor.result import GenerationResult
 from protos import inference_pb2 as pb
@@ -36,7 +37,6 @@ from protos.errors import (
 )
 from protos.messages import GenerateRequest, RequestType
 from serving.live import LiveRequest, LiveRequests
-from serving.prompt import prompt_token_ids
 from serving.role import Admission, Role
 from serving.state import ServerState, Serving
 from serving.stream import StreamWriter
@@ -139,7 +139,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         identity = serving.executor.identity
         limits = identity.model_info.limits
         check_model(request.model, limits)
-        prompt = await prompt_token_ids(request, serving.tokenizer, limits)
+        prompt = await prompt_token_ids(request, serving.tokenizer, limits, "this server")
         deadline_s = ends_s - time.monotonic()
         if deadline_s <= 0:
             raise DeadlineExceededError("the deadline passed before the request could start")

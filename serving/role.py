@@ -15,7 +15,6 @@ import msgspec
 from common.security import ClusterSecret
 from executor.engine.seam import EngineFinish, EngineIdentity
 from executor.request import ExecutorRequest
-from protos.checks import check_limits
 from protos.errors import InvalidRequestError
 from protos.messages import (
     Finish,
@@ -76,10 +75,9 @@ class Role:
             )
 
     def prepare(self, admission: Admission) -> ExecutorRequest:
-        """The executor's request. Raises InvalidRequestError."""
+        """The executor's request; prompt and limits were checked. Raises InvalidRequestError."""
         request, prompt = admission.request, admission.prompt_token_ids
         limits = admission.identity.model_info.limits
-        check_limits(len(prompt), request.sampling, limits)
         room = limits.max_total_tokens - len(prompt)
         seed = request.sampling.seed
         sampling = msgspec.structs.replace(

@@ -4,8 +4,9 @@ Random numbers are counter-based: the uniform number that chooses a token
 depends on the request's seed and the token's position in the whole sequence,
 on nothing else. Whatever the batch, the chunking or the server, a request draws
 the same numbers, so it can be resumed elsewhere. The token is the inverse of
-the cumulative distribution at that number, over tokens sorted by probability
-(ties by id), in float64.
+the cumulative distribution at that number, in float64 and in the order of token
+ids: an order by probability would let float32 noise between two almost equally
+likely tokens swap them, and with them the answer.
 
 Shapes: B rows (sequences), V vocabulary.
 """
@@ -74,14 +75,12 @@ def sample(logits_bv: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
     ]
 
 
-def kept_probabilities(
-    logits_bv: torch.Tensor,
-    rows: list[SamplingRow],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(probabilities in falling order, their token ids); what top-k and top-p cut is 0.
+def kept_probabilities(logits_bv: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
+    """Probabilities by token id, 0 where top-k or top-p cut; not normalised after the cut.
 
-    Not normalised after the cut. top-p keeps the smallest set of most likely
-    tokens that reaches p, so at least one; it is measured after top-k.
+    top-k keeps the k most likely, ties going to the smaller id. top-p keeps the
+    smallest set of most likely tokens that reaches p, so at least one; it is
+    measured after top-k.
     """
     device = logits_bv.device
 
@@ -101,17 +100,19 @@ def kept_probabilities(
     before_bv = probabilities_bv.cumsum(dim=-1) - probabilities_bv
     top_p_b1 = column([row.top_p for row in rows])
     is_cut_bv = (before_bv >= top_p_b1) & (rank_v[None] > 0)
-    return probabilities_bv.masked_fill(is_cut_bv, 0.0), ids_bv
+    kept_bv = probabilities_bv.masked_fill(is_cut_bv, 0.0)
+    return torch.zeros_like(kept_bv).scatter_(1, ids_bv, kept_bv)
 
 
 def _draw(logits_bv: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
-    probabilities_bv, ids_bv = kept_probabilities(logits_bv, rows)
-    cumulative_bv = probabilities_bv.cumsum(dim=-1)
+    kept_bv = kept_probabilities(logits_bv, rows)
+    cumulative_bv = kept_bv.cumsum(dim=-1)
     u_b = uniforms([row.seed for row in rows], [row.position for row in rows])
     u_b1 = torch.from_numpy(u_b).to(logits_bv.device)[:, None]
     target_b1 = u_b1 * cumulative_bv[:, -1:]
-    ranks_b1 = torch.searchsorted(cumulative_bv, target_b1, right=True)
+    chosen_b1 = torch.searchsorted(cumulative_bv, target_b1, right=True)
     # Rounding may put the target on the very end; the last kept token is meant then.
-    last_b1 = (probabilities_bv > 0).sum(dim=-1, keepdim=True) - 1
-    picked: list[int] = ids_bv.gather(1, torch.minimum(ranks_b1, last_b1))[:, 0].tolist()
+    ids_v = torch.arange(kept_bv.shape[1], device=kept_bv.device)
+    last_b1 = ids_v.masked_fill(kept_bv <= 0, -1).amax(dim=-1, keepdim=True)
+    picked: list[int] = torch.minimum(chosen_b1, last_b1)[:, 0].tolist()
     return picked

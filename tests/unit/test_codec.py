@@ -85,6 +85,11 @@ def request(sampling: pb.SamplingParams | None = None, **changes: object) -> pb.
             pb.GenerateRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage(content="x")])),
             "chat.messages[0].role",
         ),
+        (
+            # A role of megabytes was tokenised on the event loop and froze every stream.
+            pb.GenerateRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="x" * 65)])),
+            "chat.messages[0].role",
+        ),
         (request(request_type=77), "request_type"),
         (request(external_id="x" * 257), "external_id"),
         (request(deadline_ms=1 << 31), "deadline_ms"),
