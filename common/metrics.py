@@ -6,9 +6,11 @@
 | baton_requests_open | gauge | role | requests being served now |
 | baton_ttft_seconds | histogram | role | from receiving a request to its first token |
 | baton_itl_seconds | histogram | role | time per token after the first |
-| baton_kv_transfer_bytes_total | counter | role | KV bytes pulled from context servers |
-| baton_kv_transfer_seconds | histogram | role | reservation to verified, per pull |
-| baton_recomputed_tokens_total | counter | role | prompt tokens computed again |
+| baton_kv_transfer_bytes_total | counter | role | KV bytes pulled (not on context) |
+| baton_kv_transfer_seconds | histogram | role | per pull, until verified (not on context) |
+| baton_recomputed_tokens_total | counter | role | computed again (not on context) |
+| baton_kv_sent_bytes_total | counter | role | KV bytes that a peer acknowledged (context) |
+| baton_kv_sent_seconds_total | counter | role | serving those pulls, summed (context) |
 | baton_queue_requests | gauge | role | admitted requests that wait for a place |
 | baton_running_requests | gauge | role | sequences in the running batch |
 | baton_blocks | gauge | role, kind, name | KV blocks by state and by owner |
@@ -23,11 +25,11 @@ from __future__ import annotations
 
 import http.server
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -36,6 +38,9 @@ from protos.errors import ConfigError
 from protos.messages import LedgerAudit, Load
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+SENDING_ROLE = "context"
+SENT_BYTES, SENT_MS = "engine_sent_bytes", "engine_sent_ms"
+"""Counters of an executor's audit."""
 SCRAPE_IDLE_S_MAX = 2.0
 """How long a connected scraper may stay silent before it is dropped."""
 
@@ -67,12 +72,14 @@ class Metrics:
         ).labels(role)
         self._ttft = _histogram("baton_ttft_seconds", "Time to the first token.", registry, role)
         self._itl = _histogram("baton_itl_seconds", "Time per later token.", registry, role)
-        self._kv_seconds = _histogram("baton_kv_transfer_seconds", "KV pulls.", registry, role)
+        # A context server pulls nothing: a figure that stays 0 for ever would mislead.
+        pulling = None if role == SENDING_ROLE else registry
+        self._kv_seconds = _histogram("baton_kv_transfer_seconds", "KV pulls.", pulling, role)
         self._kv_bytes = Counter(
-            "baton_kv_transfer_bytes", "KV bytes pulled.", ("role",), registry=registry
+            "baton_kv_transfer_bytes", "KV bytes pulled.", ("role",), registry=pulling
         ).labels(role)
         self._recomputed = Counter(
-            "baton_recomputed_tokens", "Prompt tokens recomputed.", ("role",), registry=registry
+            "baton_recomputed_tokens", "Prompt tokens recomputed.", ("role",), registry=pulling
         ).labels(role)
         if read_gauges is not None:
             registry.register(_GaugeCollector(role, read_gauges))
@@ -105,7 +112,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def _histogram(name: str, text: str, registry: CollectorRegistry, role: str) -> Histogram:
+def _histogram(name: str, text: str, registry: CollectorRegistry | None, role: str) -> Histogram:
     histogram = Histogram(name, text, ("role",), buckets=LATENCY_BUCKETS_S, registry=registry)
     return histogram.labels(role)
 
@@ -137,6 +144,18 @@ class _GaugeCollector(Collector):
         for state, count in sorted(audit.entries_by_state.items()):
             entries.add_metric((self._role, state), count)
         yield entries
+        if self._role == SENDING_ROLE:
+            yield from self._sent(audit.counters)
+
+    def _sent(self, counters: Mapping[str, int]) -> Iterable[Metric]:
+        """What left a context server: its engine alone knows when a transfer has ended."""
+        for name, text, value in (
+            ("baton_kv_sent_bytes", "KV bytes sent.", counters.get(SENT_BYTES, 0)),
+            ("baton_kv_sent_seconds", "Time spent sending.", counters.get(SENT_MS, 0) / 1000),
+        ):
+            family = CounterMetricFamily(name, text, labels=("role",))
+            family.add_metric((self._role,), value)
+            yield family
 
     def _plain(self, name: str, text: str, value: int) -> Metric:
         family = GaugeMetricFamily(name, text, labels=("role",))

@@ -35,6 +35,8 @@ class _Run:
     link: Link
     blocks: Sequence[int]
     progress_at: float
+    started_at: float
+    is_acked: bool = False
 
 
 class SourceSide:
@@ -89,7 +91,7 @@ class SourceSide:
         blocks_per_segment = max(1, segment_bytes // self._memory.block_bytes)
         pieces = machine.cut_segments(len(blocks), blocks_per_segment)
         session = SourceSession(f"{found.disagg_request_id} of session {key}", pieces)
-        run = _Run(key, found.disagg_request_id, session, link, blocks, now)
+        run = _Run(key, found.disagg_request_id, session, link, blocks, now, now)
         self._runs[key] = self._by_id[run.disagg_request_id] = run
         self._handle(run, machine.Granted(frame.credit), now)
 
@@ -166,6 +168,7 @@ class SourceSide:
                 case machine.SayStopped(reason, message):
                     self._say(run, reason, message)
                 case machine.EndLease(cause):
+                    run.is_acked = run.is_acked or cause == "acked"
                     self._outbox.end_lease(run.disagg_request_id, cause)
                 case machine.TransferOver():
                     self._end(run)
@@ -196,6 +199,9 @@ class SourceSide:
 
     def _end(self, run: _Run) -> None:
         assert run.session.state is SourceState.ENDED
+        if run.is_acked:
+            self._outbox.count("sent_bytes", len(run.blocks) * self._memory.block_bytes)
+            self._outbox.count("sent_ms", round((run.progress_at - run.started_at) * 1000))
         del self._runs[run.key]
         del self._by_id[run.disagg_request_id]
         self._links.end_session(run.link)

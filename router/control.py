@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -103,7 +102,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         """The router's own requests by state; it holds no blocks."""
         num_reserved = sum(server.num_reserved for server in self._shared.fleet.servers)
         return LedgerAudit(
-            entries_by_state=dict(Counter(self._inference.states)),
+            entries_by_state=self._inference.entries_by_state(),
             counters={
                 **self._admission.counters,
                 "late": self._shared.num_late,

@@ -102,7 +102,8 @@ class Fleet:
         """
         servers = self._usable[role] if partner is None else self._partners.get(partner, [])
         if not servers:
-            raise ServerUnavailableError(self._why_none(role, partner))
+            why = self._why_none(role) if partner is None else self.why_no_partner(partner)
+            raise ServerUnavailableError(why)
         seen = [Candidate(s.arrival, s.reserved_tokens, s.num_reserved) for s in servers]
         chosen = servers[self._policies[role].choose(seen)]
         self._num_reservations += 1
@@ -116,6 +117,9 @@ class Fleet:
         """Empty where some generation server can take this context server's KV."""
         if self._partners.get(context):
             return ""
+        server = self._servers[context]
+        if not server.is_up:
+            return f"the context server {server.label} is gone: {server.reason}"
         return self._why_none(Role.GENERATION, context)
 
     def release(self, reservation: Reservation) -> None:
@@ -128,7 +132,7 @@ class Fleet:
     def limits(self) -> ModelLimits:
         """What every usable pair can take. Raises ServerUnavailableError where there is none."""
         if self._limits is None:
-            raise ServerUnavailableError(self._why_none(self._missing_role(), None))
+            raise ServerUnavailableError(self._why_none(self._missing_role()))
         return self._limits
 
     def _missing_role(self) -> Role:
@@ -179,7 +183,7 @@ class Fleet:
         self._usable = {Role.CONTEXT: context, Role.GENERATION: generation}
         self._limits = least_limits(context + generation)
 
-    def _why_none(self, role: Role, partner: str | None) -> str:
+    def _why_none(self, role: Role, partner: str | None = None) -> str:
         stories = [
             f"{server.label}: {server.reason or self._why_unpaired(server)}"
             for server in self._servers.values()

@@ -18,7 +18,7 @@ from protos.errors import BatonError, RequestCancelledError, ServerUnavailableEr
 from protos.messages import GenerateChunk, GenerateRequest, RequestType
 from router import signals as sig
 from router.abandon import abandon
-from router.dispatch import Dispatch, Effects
+from router.dispatch import Dispatch, Effects, State
 from router.leases import Renewal
 from router.legs import OpenLeg, leg_failed
 from router.prepare import Prepared, prepare
@@ -27,6 +27,9 @@ from router.shared import Shared
 from router.signals import Event, Leg
 
 Interrupting = sig.Interrupt | sig.LegFailed
+PREPARING = "preparing"
+LIVE_STATES = (PREPARING, *(state.value for state in State if state is not State.DONE))
+"""What `LiveRequest.state` can be while it lives."""
 
 
 class LiveRequest:
@@ -63,7 +66,7 @@ class LiveRequest:
 
     @property
     def state(self) -> str:
-        return self._machine.state.value if self._machine else "preparing"
+        return self._machine.state.value if self._machine else PREPARING
 
     async def run(self) -> None:
         """Returns when the last chunk is written.
@@ -152,9 +155,9 @@ class LiveRequest:
             event = await leg.next_event()
         except asyncio.CancelledError:
             return self._interrupted()
-        if leg.has_lost_server and isinstance(
-            event, sig.ContextFailed | sig.GenerationFailed | sig.WholeFailed
-        ):
+        if isinstance(event, sig.ContextFailed | sig.GenerationFailed | sig.WholeFailed) and (
+            leg.has_lost_server or isinstance(event.error, ServerUnavailableError)
+        ):  # the next request must not go there before somebody looked
             self._shared.suspect(leg.reservation.address, event.error.message)
         return event
 

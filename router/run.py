@@ -156,7 +156,9 @@ class Router:
         await self._health.set_ready(False)
         self._log.info("stopping", open_requests=self.admission.num_in_flight)
         if not await self.inference.wait_idle(self._config.shutdown_grace_s):
-            self._log.info("streams_ended", num=self.inference.interrupt_all(sig.Drained()))
+            # A launcher stops us because a server died: the client should hear of that.
+            drained = sig.Drained(self.fleet.why_not_usable())
+            self._log.info("streams_ended", num=self.inference.interrupt_all(drained))
             await self.inference.wait_idle(ENDING_S_MAX)
         for task in self._watching:
             task.cancel()

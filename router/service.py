@@ -7,7 +7,7 @@ call's own task, and its error, if it has one, becomes the call's status.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
 from typing import Any, TypeAlias
 
 import grpc
@@ -20,11 +20,11 @@ from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
 from protos.codec import chunk_to_proto, request_from_proto
 from protos.errors import BatonError, InternalError, InvalidRequestError
-from protos.messages import GenerateChunk, GenerateRequest
+from protos.messages import Finish, GenerateChunk, GenerateRequest
 from router import signals as sig
 from router.admission import Admission
 from router.prepare import refuse_internal_fields
-from router.request import Interrupting, LiveRequest
+from router.request import LIVE_STATES, Interrupting, LiveRequest
 from router.shared import Shared
 
 Context: TypeAlias = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
@@ -142,9 +142,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     # --- for the rest of the router ----------------------------------------------------
 
-    @property
-    def states(self) -> Iterable[str]:
-        return [live.state for live in tuple(self._live.values())]
+    def entries_by_state(self) -> dict[str, int]:
+        """How many live requests are in each state; every state is named."""
+        counts = Counter(live.state for live in tuple(self._live.values()))
+        return {name: counts[name] for name in LIVE_STATES}
 
     def server_silent(self, address: str, reason: str) -> None:
         """Ends the legs that run on a server which stopped answering."""
@@ -184,7 +185,16 @@ class _Writer:
     async def write(self, chunk: GenerateChunk) -> None:
         if chunk.token_ids:
             self._observe(len(chunk.token_ids))
+        if chunk.finish is not None:
+            self._observe_kv(chunk.finish)
         await self._context.write(chunk_to_proto(chunk))
+
+    def _observe_kv(self, finish: Finish) -> None:
+        kv, timing = finish.kv, finish.generation_timing
+        if kv.transferred_bytes and timing is not None:
+            self._metrics.kv_transferred(kv.transferred_bytes, timing.transfer_ms / 1000)
+        if kv.recomputed_tokens:
+            self._metrics.recomputed(kv.recomputed_tokens)
 
     def _observe(self, num_tokens: int) -> None:
         now_s = self._now()

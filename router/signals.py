@@ -111,7 +111,9 @@ class DeadlineExpired:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The router stops and its grace is over."""
+    """The router stops and its grace is over. `why` says what else is wrong, if anything."""
+
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,8 @@ def interrupt_error(event: Interrupt) -> BatonError:
                 field="deadline_ms",
                 value=round(deadline_s * 1000),
             )
-        case Drained():
-            return ServerUnavailableError("the router is shutting down")
+        case Drained(why):
+            told = f" ({why})" if why else ""
+            return ServerUnavailableError(f"the router is shutting down{told}")
         case PartnersLost(reason):
             return ServerUnavailableError(reason)

@@ -274,3 +274,31 @@ async def test_stop_by_the_first_token_is_a_whole_answer(tmp_path: Path) -> None
     assert message.finish.reason == pb.FINISH_REASON_STOP
     assert message.finish.stop_token_id == EOS
     assert not message.HasField("context_phase_params")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff\xff\xff\xff",
+        b"\x1a\x04\xff\xfe\xfd\xfc",  # `text` that is not UTF-8
+        b"\x32\x7f",  # `sampling` cut short
+    ],
+)
+@pytest.mark.parametrize(
+    "method", ["Inference/Generate", "Inference/Abort", "Control/GetServerInfo"]
+)
+async def test_what_is_no_protobuf_is_refused_by_name(
+    tmp_path: Path, garbage: bytes, method: str
+) -> None:
+    """gRPC answered an undecodable message with UNKNOWN and a Python exception's text."""
+    if method != "Inference/Generate" and garbage.startswith((b"\x1a", b"\x32")):
+        garbage = b"\x0a"  # those fields mean nothing to the other methods
+    async with running_server(ContextRole, tmp_path) as server:
+        channel = grpc.aio.insecure_channel(server.process.state.address)
+        call = channel.unary_stream(f"/baton.v1.{method}")(garbage, timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        await channel.close()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error_from_rpc(caught.value).field == "request"
+        assert len(await server.generate(text_request())) == 4

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +57,14 @@ class Process:
 
     def kill(self) -> None:
         self.popen.kill()
+
+    def metrics(self) -> dict[str, float]:
+        """One scrape: `name{labels}` to value. The log tells where the port is."""
+        listen = re.findall(r" metrics listen=(\S+)", self.log.read_text(errors="replace"))[-1]
+        with urllib.request.urlopen(f"http://{listen}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
 
     def tail(self, num_lines: int = 30) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])

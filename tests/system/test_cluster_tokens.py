@@ -171,3 +171,39 @@ def test_chat_and_stop_string_and_first_token_that_ends_it(cluster: Cluster) -> 
         assert one.token_ids == (first,)
         assert one.finish_reason == "length"
     cluster.wait_baseline()
+
+
+@one_wire
+def test_metrics_tell_what_happened(cluster: Cluster) -> None:
+    """Guards figures that are exported and never move: each is compared with the answer."""
+    roles = {"router": "router", "context-0": "context", "generation-0": "generation"}
+    before = {name: cluster.processes[name].metrics() for name in roles}
+    with Client(cluster.address()) as client:
+        done = client.generate("Metrics of a fresh prompt", max_tokens=6, ignore_eos=True)
+    cluster.wait_baseline()
+
+    def gain(name: str, metric: str, labels: str = "") -> float:
+        sample = f'{metric}{{{labels}role="{roles[name]}"}}'
+        after = cluster.processes[name].metrics()
+        return after[sample] - before[name].get(sample, 0.0)
+
+    for name in roles:
+        sample = f'baton_requests_total{{outcome="ok",role="{roles[name]}"}}'
+        gained = cluster.processes[name].metrics()[sample] - before[name].get(sample, 0.0)
+        assert gained == 1, name
+        assert gain(name, "baton_ttft_seconds_count") == 1
+        states = [s for s in before[name] if s.startswith("baton_ledger_entries")]
+        assert states
+        assert "baton_queue_requests" in " ".join(before[name])
+    assert gain("router", "baton_itl_seconds_count") == 5
+    assert gain("generation-0", "baton_itl_seconds_count") == 4
+    num_bytes = done.kv.transferred_bytes
+    assert num_bytes > 0
+    assert gain("router", "baton_kv_transfer_bytes_total") == num_bytes
+    assert gain("generation-0", "baton_kv_transfer_bytes_total") == num_bytes
+    assert gain("generation-0", "baton_kv_transfer_seconds_count") == 1
+    assert gain("context-0", "baton_kv_sent_bytes_total") == num_bytes
+    assert "baton_kv_transfer_bytes_total" not in " ".join(before["context-0"])
+    for name in ("context-0", "generation-0"):
+        owners = [s for s in before[name] if 'kind="owner"' in s or 'kind="state"' in s]
+        assert owners
