@@ -21,9 +21,6 @@ class BlockMemory:
         whole = (ctypes.c_char * (pool.num_blocks * self.block_bytes)).from_address(self._base)
         self._view = memoryview(whole).cast("B")
 
-    def are_valid(self, block_ids: Iterable[int]) -> bool:
-        return all(0 <= block < self.num_blocks for block in block_ids)
-
     def regions(self, block_ids: Sequence[int]) -> list[Region]:
         """One region per run of consecutive ids, in the order given."""
         regions: list[Region] = []

@@ -61,10 +61,6 @@ class Tokenizer:
             if token.special
         )
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._chat_template is not None
-
     def encode(self, text: str) -> tuple[int, ...]:
         """A prompt's ids, with BOS and the like only where the model's files say so."""
         rule = self._bos_rule

@@ -27,7 +27,7 @@ ALLOWANCE = 5
 ENGINE = {"num_threads": 1, "kv_cache": {"num_blocks": 512}}
 
 
-@pytest.mark.parametrize("victim", ["context-0", "generation-0", "generation worker"])
+@pytest.mark.parametrize("victim", ["context-0", "generation-0", "context worker", "generation worker"])
 async def test_a_death_under_load(tmp_path: Path, victim: str) -> None:
     with running_up(tmp_path, model=str(demo_model()), engine=ENGINE) as up:
         processes = up.all_processes()
@@ -56,8 +56,8 @@ async def test_a_death_under_load(tmp_path: Path, victim: str) -> None:
 
 def _victim(up: Up, victim: str) -> tuple[str, int, int]:
     """(the server's name, its pid, the pid to kill)"""
-    is_worker = victim == "generation worker"
-    name = "generation-0" if is_worker else victim
+    is_worker = victim.endswith(" worker")
+    name = victim.replace(" worker", "-0")
     pid = up.pid_of(name)
     killed = psutil.Process(pid).children(recursive=True)[0].pid if is_worker else pid
     return name, pid, killed
