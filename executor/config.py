@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from common.config import ConfigStruct
+import msgspec
+from msgspec import Meta
+
+from common.config import ConfigStruct, parse_config
+from common.config_checks import check_name, refusal
+
+Count = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+Milliseconds = Annotated[int, Meta(ge=1, le=3_600_000)]
+TokenIdDrill = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
+DeadlineSeconds = Annotated[float, Meta(gt=0, le=24 * 3600)]
 
 
 class KvCacheConfig(ConfigStruct, frozen=True, kw_only=True):
     """`num_blocks` blocks of `tokens_per_block` tokens each are allocated at start."""
 
-    num_blocks: int = 1024
-    tokens_per_block: int = 16
-    leased_share_max: float = 0.75
+    num_blocks: Count = 1024
+    tokens_per_block: Annotated[int, Meta(ge=1, le=65_536)] = 16
+    leased_share_max: Annotated[float, Meta(gt=0, le=1)] = 0.75
     """Share of the pool that leases may pin; a context_only request beyond it waits."""
 
 
 class SchedulerConfig(ConfigStruct, frozen=True, kw_only=True):
-    max_sequences: int = 64
+    max_sequences: Count = 64
     """Sequences that run at once."""
-    max_batch_tokens: int = 1024
+    max_batch_tokens: Count = 1024
     """Tokens of one step, decode and prefill chunks together."""
-    prefill_chunk_tokens: int = 512
-    max_queued: int = 1024
+    prefill_chunk_tokens: Count = 512
+    max_queued: Count = 1024
     """Requests that may wait; one more is refused with OverloadedError."""
 
 
@@ -32,11 +41,29 @@ class TransferConfig(ConfigStruct, frozen=True, kw_only=True):
     """UCX_TLS. "tcp,self" keeps shared memory out."""
     ucx_net_devices: str = ""
     """UCX_NET_DEVICES; empty: all."""
-    lease_ms: int = 10_000
-    stall_ms: int = 3_000
-    heartbeat_ms: int = 1_000
-    segment_bytes_max: int = 4 << 20
-    segments_in_flight_max: int = 4
+    lease_ms: Milliseconds = 10_000
+    stall_ms: Milliseconds = 3_000
+    heartbeat_ms: Milliseconds = 1_000
+    segment_bytes_max: Annotated[int, Meta(ge=1, le=1 << 40)] = 4 << 20
+    segments_in_flight_max: Annotated[int, Meta(ge=1, le=1024)] = 4
+
+
+class HealthConfig(ConfigStruct, frozen=True, kw_only=True):
+    """When the engine's worker counts as unwell: its open requests then fail at once."""
+
+    silence_ms: Annotated[int, Meta(ge=100, le=3_600_000)] = 3_000
+    """Nothing was heard from it for so long: it is stopped, swapped out or starved."""
+    stall_ms: Annotated[int, Meta(ge=100, le=3_600_000)] = 10_000
+    """Its loop made no round under work for so long. Must be over the longest step."""
+    give_up_ms: Annotated[int, Meta(ge=100, le=3_600_000)] = 30_000
+    """From its last sign of life or progress: it is killed, and the server ends."""
+
+    def check(self, at: str = "") -> None:
+        """Raises ConfigError where it would be given up before it is in trouble."""
+        latest = max(self.silence_ms, self.stall_ms)
+        if self.give_up_ms <= latest:
+            limit = f"over silence_ms and stall_ms, {latest}"
+            raise refusal(f"{at}give_up_ms", self.give_up_ms, limit)
 
 
 class ScriptedConfig(ConfigStruct, frozen=True, kw_only=True):
@@ -46,22 +73,22 @@ class ScriptedConfig(ConfigStruct, frozen=True, kw_only=True):
     -1 is off.
     """
 
-    step_ms: float = 0.0
-    load_ms: float = 0.0
-    vocab_size: int = 32_000
-    max_total_tokens: int = 8192
-    eos_token_ids: tuple[int, ...] = ()
+    step_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 0.0
+    load_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 0.0
+    vocab_size: Count = 32_000
+    max_total_tokens: Annotated[int, Meta(ge=2, le=(1 << 31) - 1)] = 8192
+    eos_token_ids: tuple[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)], ...] = ()
     load_error: str = ""
     """Loading fails with this message."""
-    refuse_token_id: int = -1
+    refuse_token_id: TokenIdDrill = -1
     """`submit` raises RequestFailedError."""
-    crash_token_id: int = -1
+    crash_token_id: TokenIdDrill = -1
     """`step` raises: the engine dies."""
-    exit_token_id: int = -1
+    exit_token_id: TokenIdDrill = -1
     """The process ends in `step` without a word, as an out-of-memory kill would."""
-    hang_token_id: int = -1
+    hang_token_id: TokenIdDrill = -1
     """`step` stands still for `hang_s`."""
-    hang_s: float = 3600.0
+    hang_s: Annotated[float, Meta(ge=0, le=24 * 3600)] = 3600.0
 
 
 class EngineConfig(ConfigStruct, frozen=True, kw_only=True):
@@ -72,14 +99,57 @@ class EngineConfig(ConfigStruct, frozen=True, kw_only=True):
     engine: Literal["torch", "scripted"] = "torch"
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
-    num_threads: int = 0
+    num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Threads of torch; 0: torch's default."""
-    max_prompt_tokens: int = 0
+    max_prompt_tokens: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
     """0: what the model and the pool leave room for."""
-    max_total_tokens: int = 0
+    max_total_tokens: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
     """Prompt and completion together; 0: what the model and the pool leave room for."""
-    default_deadline_s: float = 600.0
+    default_deadline_s: DeadlineSeconds = 600.0
     kv_cache: KvCacheConfig = KvCacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     transfer: TransferConfig = TransferConfig()
+    health: HealthConfig = HealthConfig()
     scripted: ScriptedConfig = ScriptedConfig()
+
+    def check(self, at: str = "") -> None:
+        """Raises ConfigError for values that do not go together; `at` is this section's path."""
+        scheduler, cache, transfer = self.scheduler, self.kv_cache, self.transfer
+        batch = scheduler.max_batch_tokens
+        if self.served_model_name:
+            check_name(f"{at}served_model_name", self.served_model_name)
+        if self.max_total_tokens == 1:
+            raise refusal(f"{at}max_total_tokens", 1, "0 or at least 2")
+        if cache.num_blocks * cache.tokens_per_block < _ROOM_MIN:
+            raise refusal(
+                f"{at}kv_cache.num_blocks",
+                cache.num_blocks,
+                f"at least {_ROOM_MIN}: one token of prompt and one of completion",
+            )
+        if batch < scheduler.max_sequences:
+            raise refusal(
+                f"{at}scheduler.max_batch_tokens",
+                batch,
+                f"at least max_sequences, {scheduler.max_sequences}: a step decodes every one",
+            )
+        if scheduler.prefill_chunk_tokens > batch:
+            raise refusal(
+                f"{at}scheduler.prefill_chunk_tokens",
+                scheduler.prefill_chunk_tokens,
+                f"at most max_batch_tokens, {batch}",
+            )
+        if transfer.heartbeat_ms >= transfer.stall_ms:
+            raise refusal(
+                f"{at}transfer.heartbeat_ms",
+                transfer.heartbeat_ms,
+                f"under stall_ms, {transfer.stall_ms}",
+            )
+        self.health.check(f"{at}health.")
+
+
+_ROOM_MIN = 2
+
+
+def check_engine_config(config: EngineConfig) -> None:
+    """The same for one that was not read from a file. Raises ConfigError."""
+    parse_config(msgspec.to_builtins(config), EngineConfig, source="the engine's configuration")

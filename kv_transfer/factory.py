@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kv_transfer.devices import check_net_devices
 from kv_transfer.inproc import InprocNetwork, InprocTransport
 from kv_transfer.transport import Transport
 from protos.errors import ConfigError
@@ -26,11 +27,13 @@ class TransportSettings:
 
 
 def create_transport(name: str, settings: TransportSettings) -> Transport:
-    """Raises ConfigError for an unknown name or where UCX cannot be had."""
+    """Raises ConfigError for an unknown name or device, or where UCX cannot be had."""
     if name == "inproc":
         return InprocTransport(settings.network or InprocNetwork())
     if name == "ucx":
         from kv_transfer.ucx import UcxTransport
+
+        check_net_devices(settings.net_devices)
 
         return UcxTransport(settings)
     raise ConfigError(

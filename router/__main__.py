@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+from common.config import load_config
 from common.process import (
     EXIT_CONFIG,
     EXIT_ENGINE_DEAD,
@@ -13,7 +14,7 @@ from common.process import (
     parse_options,
 )
 from protos.errors import BatonError, ConfigError
-from router.config import load_router_config
+from router.config import RouterConfig
 from router.run import run_router
 
 
@@ -23,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.die_with_parent:
             die_with_parent()
-        config = load_router_config(options.config)
+        config = load_config(options.config, RouterConfig)
+        config.check()
         return asyncio.run(run_router(config, options))
     except ConfigError as error:
         sys.stderr.write(f"router: {error.message}\n")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from common.addresses import is_loopback
 from common.config import ConfigStruct
+from common.config_checks import check_name, refusal
+from common.rpc import split_address
 from executor.config import EngineConfig
+from kv_transfer.devices import check_net_devices
 
 LOOPBACK_DEVICE = "lo"
 
@@ -28,7 +31,7 @@ class ServerConfig(ConfigStruct, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     shutdown_grace_s: Annotated[float, Meta(ge=0, le=600)] = 0.5
     """How long open streams may go on after SIGTERM."""
-    max_open_requests: Annotated[int, Meta(ge=1)] = 4096
+    max_open_requests: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
@@ -40,17 +43,20 @@ class ServerConfig(ConfigStruct, frozen=True, kw_only=True):
         file names devices itself.
         """
         transfer = self.engine.transfer
-        if transfer.ucx_net_devices or not _is_loopback(self.listen):
+        if transfer.ucx_net_devices or not is_loopback(self.listen):
             return self.engine
         transfer = msgspec.structs.replace(transfer, ucx_net_devices=LOOPBACK_DEVICE)
         return msgspec.structs.replace(self.engine, transfer=transfer)
 
-
-def _is_loopback(listen: str) -> bool:
-    host = listen.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    def check(self, at: str = "") -> None:
+        """Raises ConfigError for what no server can work with on this host."""
+        check_name(f"{at}name", self.name)
+        split_address(self.listen, f"{at}listen")
+        if self.metrics_listen:
+            split_address(self.metrics_listen, f"{at}metrics_listen")
+        transfer = f"{at}engine.transfer."
+        self.engine.check(f"{at}engine.")
+        if self.engine.transfer.transport == "inproc":
+            limit = "ucx: inproc joins engines of one process only"
+            raise refusal(f"{transfer}transport", "inproc", limit)
+        check_net_devices(self.engine.transfer.ucx_net_devices, f"{transfer}ucx_net_devices")

@@ -21,7 +21,13 @@ from baton.client import Client
 from baton.launch.child import Child, log_tail
 from baton.launch.config import DEMO_MODEL, ClusterConfig
 from baton.launch.interrupt import Interrupt
-from baton.launch.plan import ProcessPlan, listen_addresses, plan_router, plan_servers
+from baton.launch.plan import (
+    ProcessPlan,
+    check_plans,
+    listen_addresses,
+    plan_router,
+    plan_servers,
+)
 from baton.launch.ports import check_free
 from baton.launch.runtime import ClusterState, ProcessState, RuntimeDir
 from common.security import load_secret
@@ -77,6 +83,7 @@ class Cluster:
         KeyboardInterrupt where a signal asked to stop.
         """
         config = self._config
+        check_plans(config)
         self._runtime.acquire()
         check_free(listen_addresses(config))
         model = self._model()

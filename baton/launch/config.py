@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from common.config import ConfigStruct, parse_config
+from common.config_checks import refusal
+from common.rpc import split_address
 
 DEMO_MODEL = "demo"
 DEFAULT_RUNTIME_DIR = ".baton"
 DEFAULT_ROUTER_ADDRESS = "127.0.0.1:8000"
+PORT_MAX = 65_535
+SERVERS_MAX = 256
+
+PolicyName = Literal["round_robin", "least_loaded"]
+Port = Annotated[int, Meta(ge=0, le=PORT_MAX)]
 
 
 class RouterSection(ConfigStruct, frozen=True, kw_only=True):
@@ -20,21 +28,21 @@ class RouterSection(ConfigStruct, frozen=True, kw_only=True):
     listen: str = DEFAULT_ROUTER_ADDRESS
     metrics_listen: str = ""
     """HOST:PORT of /metrics; empty: off."""
-    context_policy: str | None = None
-    generation_policy: str | None = None
+    context_policy: PolicyName | None = None
+    generation_policy: PolicyName | None = None
     disaggregation: Literal["always", "never"] | None = None
-    default_deadline_s: float | None = None
-    max_in_flight: int | None = None
+    default_deadline_s: Annotated[float, Meta(gt=0, le=24 * 3600)] | None = None
+    max_in_flight: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 
 
 class PoolSection(ConfigStruct, frozen=True, kw_only=True):
     """All servers of one role."""
 
-    count: int = 1
+    count: Annotated[int, Meta(ge=0, le=SERVERS_MAX)] = 1
     host: str = "127.0.0.1"
-    first_port: int = 0
+    first_port: Port = 0
     """The servers take ports from here on; 0: any that are free."""
-    first_metrics_port: int = 0
+    first_metrics_port: Port = 0
     """As `first_port`, for /metrics; 0: off."""
     engine: dict[str, Any] = msgspec.field(default_factory=dict)
     """Laid over the cluster's `engine`, for this role alone."""
@@ -50,15 +58,26 @@ class ClusterConfig(ConfigStruct, frozen=True, kw_only=True):
     router: RouterSection = RouterSection()
     context: PoolSection = PoolSection()
     generation: PoolSection = PoolSection()
-    runtime_dir: str = DEFAULT_RUNTIME_DIR
+    runtime_dir: Annotated[str, Meta(min_length=1)] = DEFAULT_RUNTIME_DIR
     """Logs, the servers' configurations and the running cluster's state."""
     secret_file: str = ""
     """Empty: `secret` in `runtime_dir`. Made where it is missing."""
-    start_timeout_s: float = 300.0
-    stop_timeout_s: float = 10.0
+    start_timeout_s: Annotated[float, Meta(gt=0, le=24 * 3600)] = 300.0
+    stop_timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     """After SIGTERM; what runs still is killed then."""
-    shutdown_grace_s: float = 1.0
+    shutdown_grace_s: Annotated[float, Meta(ge=0, le=600)] = 1.0
     """How long a stopping server lets its open requests run."""
+
+    def check(self, at: str = "") -> None:
+        """Raises ConfigError for a cluster that cannot be; baton.launch.plan checks its parts."""
+        split_address(self.router.listen, f"{at}router.listen")
+        if self.router.metrics_listen:
+            split_address(self.router.metrics_listen, f"{at}router.metrics_listen")
+        if not self.generation.count:
+            raise refusal(f"{at}generation.count", 0, f"1 to {SERVERS_MAX}")
+        if not self.context.count and self.router.disaggregation != "never":
+            limit = f"1 to {SERVERS_MAX}, or router.disaggregation never"
+            raise refusal(f"{at}context.count", 0, limit)
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,14 +9,20 @@ from typing import Any
 
 import msgspec
 
-from baton.launch.config import ClusterConfig, PoolSection, merge
+from baton.launch.config import PORT_MAX, ClusterConfig, PoolSection, merge
 from common.config import parse_config
-from executor.config import EngineConfig
+from common.config_checks import refusal
+from context_server.config import ContextServerConfig
+from generation_server.config import GenerationServerConfig
 from protos.errors import ConfigError
+from router.config import RouterConfig
+from serving.config import ServerConfig
 
-PORT_MAX = 65_535
-SERVERS_MAX = 256
 _CLUSTER_KEYS = ("model", "dtype", "device")
+_SCHEMAS: Mapping[str, type[ServerConfig]] = {
+    "context": ContextServerConfig,
+    "generation": GenerationServerConfig,
+}
 
 
 @dataclass(frozen=True)
@@ -29,35 +35,46 @@ class ProcessPlan:
     config: Mapping[str, Any]
 
 
+def check_plans(config: ClusterConfig) -> None:
+    """Raises ConfigError where any process would refuse what it is going to be given."""
+    plan_servers(config, model="model", secret_file=Path("secret"), num_cores=1)
+    num_context, num_generation = config.context.count, config.generation.count
+    addresses = [f"127.0.0.1:{port}" for port in range(1, num_context + num_generation + 1)]
+    plan_router(
+        config,
+        model="model",
+        secret_file=Path("secret"),
+        context_servers=addresses[:num_context],
+        generation_servers=addresses[num_context:],
+    )
+
+
 def plan_servers(
     config: ClusterConfig, *, model: str, secret_file: Path, num_cores: int
 ) -> tuple[ProcessPlan, ...]:
     """Context servers, then generation servers. Raises ConfigError."""
     pools = (("context", config.context), ("generation", config.generation))
-    for role, pool in pools:
-        if not 0 <= pool.count <= SERVERS_MAX:
-            raise _out_of_range(f"{role}.count", pool.count, f"0 to {SERVERS_MAX}")
-    num_engines = config.context.count + config.generation.count
-    if not config.generation.count:
-        raise _out_of_range("generation.count", 0, "at least 1")
-    num_threads = max(1, num_cores // num_engines)
+    num_threads = max(1, num_cores // (config.context.count + config.generation.count))
     return tuple(
-        ProcessPlan(
-            name=f"{role}-{index}",
-            role=role,
-            module=f"{role}_server",
-            config={
+        _server_plan(
+            role,
+            {
                 "name": f"{role}-{index}",
                 "listen": _address(role, "first_port", pool, index),
                 "metrics_listen": _metrics_address(role, pool, index),
                 "secret_file": str(secret_file),
                 "shutdown_grace_s": config.shutdown_grace_s,
-                "engine": _engine(config, role, pool, model, num_threads),
+                "engine": _engine(config, pool, model, num_threads),
             },
         )
         for role, pool in pools
         for index in range(pool.count)
     )
+
+
+def _server_plan(role: str, config: Mapping[str, Any]) -> ProcessPlan:
+    parse_config(config, _SCHEMAS[role], source=f"the {role} servers")
+    return ProcessPlan(name=config["name"], role=role, module=f"{role}_server", config=config)
 
 
 def plan_router(
@@ -68,21 +85,19 @@ def plan_router(
     context_servers: Sequence[str],
     generation_servers: Sequence[str],
 ) -> ProcessPlan:
+    """Raises ConfigError."""
     section = msgspec.to_builtins(config.router)
-    return ProcessPlan(
-        name="router",
-        role="router",
-        module="router",
-        config={
-            "name": "router",
-            **{key: value for key, value in section.items() if value is not None},
-            "secret_file": str(secret_file),
-            "model": model,
-            "context_servers": list(context_servers),
-            "generation_servers": list(generation_servers),
-            "shutdown_grace_s": config.shutdown_grace_s,
-        },
-    )
+    router = {
+        "name": "router",
+        **{key: value for key, value in section.items() if value is not None},
+        "secret_file": str(secret_file),
+        "model": model,
+        "context_servers": list(context_servers),
+        "generation_servers": list(generation_servers),
+        "shutdown_grace_s": config.shutdown_grace_s,
+    }
+    parse_config(router, RouterConfig, source="the router")
+    return ProcessPlan(name="router", role="router", module="router", config=router)
 
 
 def listen_addresses(config: ClusterConfig) -> tuple[tuple[str, str], ...]:
@@ -99,7 +114,7 @@ def listen_addresses(config: ClusterConfig) -> tuple[tuple[str, str], ...]:
 
 
 def _engine(
-    config: ClusterConfig, role: str, pool: PoolSection, model: str, num_threads: int
+    config: ClusterConfig, pool: PoolSection, model: str, num_threads: int
 ) -> dict[str, Any]:
     for key in _CLUSTER_KEYS:
         if key in config.engine or key in pool.engine:
@@ -114,22 +129,16 @@ def _engine(
         "device": config.device,
         "num_threads": num_threads,
     }
-    merged = merge(merge(base, config.engine), pool.engine)
-    parse_config(merged, EngineConfig, source=f"the engine of the {role} servers")
-    return merged
+    return merge(merge(base, config.engine), pool.engine)
 
 
 def _address(role: str, key: str, pool: PoolSection, index: int) -> str:
     first: int = getattr(pool, key)
     port = first + index if first else 0
     if not 0 <= port <= PORT_MAX:
-        raise _out_of_range(f"{role}.{key}", first, f"0 to {PORT_MAX - index}")
+        raise refusal(f"{role}.{key}", first, f"0 to {PORT_MAX - index}")
     return f"{pool.host}:{port}"
 
 
 def _metrics_address(role: str, pool: PoolSection, index: int) -> str:
     return _address(role, "first_metrics_port", pool, index) if pool.first_metrics_port else ""
-
-
-def _out_of_range(key: str, value: object, limit: str) -> ConfigError:
-    return ConfigError(f"{key} is {value}; it must be {limit}", field=key, value=value, limit=limit)

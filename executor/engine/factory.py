@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from executor.config import EngineConfig
+from executor.config import EngineConfig, check_engine_config
 from executor.engine.seam import Engine
 
 
 def create_engine(config: EngineConfig, wake: Callable[[], None]) -> Engine:
-    """Load it: seconds to minutes. `wake` is called from any thread when `step` has news."""
+    """Load it: seconds to minutes. `wake` is called from any thread when `step` has news.
+
+    Raises ConfigError for values no engine can work with, before anything is loaded.
+    """
+    check_engine_config(config)
     if config.engine == "scripted":
         from executor.engine.scripted import ScriptedEngine
 

@@ -11,6 +11,7 @@ import torch
 
 from executor.config import EngineConfig
 from executor.engine.attention.pool import TORCH_DTYPES, KvPool
+from executor.engine.attention.room import make_pool
 from executor.engine.core import EngineCore, News
 from executor.engine.handoff import KvMover
 from executor.engine.kv_cache import BlockManager
@@ -42,7 +43,6 @@ def create_torch_engine(
     `make_transport` is for two engines in one process, which need a network
     between them.
     """
-    _check(config)
     device = _device(config.device)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
@@ -50,7 +50,7 @@ def create_torch_engine(
     model_config = load_model_config(path)
     limits = _limits(config, model_config)
     model, layout = _load_model(config, model_config, limits.max_total_tokens, device)
-    pool = KvPool(config.kv_cache.num_blocks, layout, device)
+    pool = make_pool(config.kv_cache.num_blocks, layout, device)
     incarnation = secrets.randbits(63)
     news = News(wake)
     mover = _transceiver(config, pool, incarnation, make_transport, news)
@@ -161,31 +161,6 @@ def _transceiver(
             heartbeat_s=transfer.heartbeat_ms / 1000,
         ),
         wake=news.raise_flag,
-    )
-
-
-def _check(config: EngineConfig) -> None:
-    """Numbers that no engine can work with are refused by name."""
-    scheduler, cache = config.scheduler, config.kv_cache
-    for name, value, least in (
-        ("scheduler.max_sequences", scheduler.max_sequences, 1),
-        ("scheduler.prefill_chunk_tokens", scheduler.prefill_chunk_tokens, 1),
-        ("scheduler.max_queued", scheduler.max_queued, 1),
-        # A step decodes every running sequence, one token each.
-        ("scheduler.max_batch_tokens", scheduler.max_batch_tokens, scheduler.max_sequences),
-        ("kv_cache.tokens_per_block", cache.tokens_per_block, 1),
-        # One token of prompt and one of completion.
-        ("kv_cache.num_blocks", cache.num_blocks, -(-2 // max(cache.tokens_per_block, 1))),
-    ):
-        if value < least:
-            raise _refused(name, value, f"at least {least}")
-    if not 0.0 <= cache.leased_share_max <= 1.0:
-        raise _refused("kv_cache.leased_share_max", cache.leased_share_max, "0 to 1")
-
-
-def _refused(name: str, value: object, limit: str) -> ConfigError:
-    return ConfigError(
-        f"{name} is {value}; it must be {limit}", field=name, value=value, limit=limit
     )
 
 

@@ -8,10 +8,12 @@ since ignoring it would give wrong tokens without a sound.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from common.config_checks import refusal
 from common.gguf_header import read_gguf_header
 from common.model_files import (
     folder_eos_token_ids,
@@ -30,6 +32,8 @@ ARCHITECTURES: Mapping[Family, str] = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+
+_INTEGER_MAX = (1 << 31) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +79,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _require(self.num_heads % self.num_kv_heads == 0, "num_key_value_heads", self.num_kv_heads)
         _require(self.head_dim % 2 == 0, "head_dim", self.head_dim)
+        for token_id in self.eos_token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                limit = f"under vocab_size, {self.vocab_size}"
+                raise refusal("eos_token_id", token_id, limit)
 
 
 def load_model_config(path: Path) -> ModelConfig:
@@ -89,6 +97,13 @@ def load_model_config(path: Path) -> ModelConfig:
         raise ConfigError(
             f"model {path} does not say {error.args[0]!r}", field=str(error.args[0]), value=path
         ) from error
+    except ConfigError as error:
+        raise ConfigError(
+            f"model {path}: {error.message}",
+            field=error.field,
+            value=error.value,
+            limit=error.limit,
+        ) from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"model {path}: {error}", field="model", value=path) from error
 
@@ -97,25 +112,25 @@ def parse_hf(config: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Model
     """From config.json's object. Raises KeyError for a missing required key."""
     family = _family(config.get("model_type"), "model_type")
     _refuse_unknown_math(config)
-    num_heads = int(config["num_attention_heads"])
-    hidden_size = int(config["hidden_size"])
-    num_layers = int(config["num_hidden_layers"])
+    num_heads = _integer(config, "num_attention_heads")
+    hidden_size = _integer(config, "hidden_size")
+    num_layers = _integer(config, "num_hidden_layers")
     has_bias = bool(config.get("attention_bias", False))
     rope = _hf_rope(config)
     return ModelConfig(
         family=family,
         architecture=ARCHITECTURES[family],
-        vocab_size=int(config["vocab_size"]),
+        vocab_size=_integer(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=int(config["intermediate_size"]),
+        intermediate_size=_integer(config, "intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-        head_dim=int(config.get("head_dim") or hidden_size // num_heads),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-        rope_scaling=_rope_scaling(rope, int(config["max_position_embeddings"])),
-        max_position_embeddings=int(config["max_position_embeddings"]),
+        num_kv_heads=_integer(config, "num_key_value_heads", num_heads),
+        head_dim=_integer(config, "head_dim", hidden_size // num_heads),
+        rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
+        rope_theta=_number(rope, "rope_theta", _number(config, "rope_theta", 10_000.0)),
+        rope_scaling=_rope_scaling(rope, _integer(config, "max_position_embeddings")),
+        max_position_embeddings=_integer(config, "max_position_embeddings"),
         sliding_window=_hf_sliding_window(config, family, num_layers),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=family == "qwen2" or has_bias,
@@ -134,8 +149,8 @@ def parse_gguf(metadata: Mapping[str, Any], tensor_names: tuple[str, ...]) -> Mo
     def optional(key: str) -> Any:
         return metadata.get(f"{prefix}.{key}")
 
-    hidden_size = int(metadata[f"{prefix}.embedding_length"])
-    num_heads = int(metadata[f"{prefix}.attention.head_count"])
+    hidden_size = _integer(metadata, f"{prefix}.embedding_length")
+    num_heads = _integer(metadata, f"{prefix}.attention.head_count")
     head_dim = int(optional("attention.key_length") or hidden_size // num_heads)
     rotary_dim = int(optional("rope.dimension_count") or head_dim)
     _require(rotary_dim == head_dim, "rope.dimension_count", rotary_dim)
@@ -144,14 +159,14 @@ def parse_gguf(metadata: Mapping[str, Any], tensor_names: tuple[str, ...]) -> Mo
         "rope_type": optional("rope.scaling.type") or "default",
         "factor": optional("rope.scaling.factor") or 1.0,
     }
-    max_positions = int(metadata[f"{prefix}.context_length"])
+    max_positions = _integer(metadata, f"{prefix}.context_length")
     return ModelConfig(
         family=family,
         architecture=ARCHITECTURES[family],
         vocab_size=int(optional("vocab_size") or len(metadata["tokenizer.ggml.tokens"])),
         hidden_size=hidden_size,
-        intermediate_size=int(metadata[f"{prefix}.feed_forward_length"]),
-        num_layers=int(metadata[f"{prefix}.block_count"]),
+        intermediate_size=_integer(metadata, f"{prefix}.feed_forward_length"),
+        num_layers=_integer(metadata, f"{prefix}.block_count"),
         num_heads=num_heads,
         num_kv_heads=int(optional("attention.head_count_kv") or num_heads),
         head_dim=head_dim,
@@ -179,6 +194,21 @@ def _family(name: Any, field: str) -> Family:
         value=name,
         limit=", ".join(ARCHITECTURES),
     )
+
+
+def _integer(source: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """Raises KeyError for a missing key without a default; ConfigError for no size of anything."""
+    value = source[key] if default is None else source.get(key) or default
+    if not isinstance(value, int) or not 1 <= value <= _INTEGER_MAX:
+        raise refusal(key, value, f"an integer from 1 to {_INTEGER_MAX}")
+    return value
+
+
+def _number(source: Mapping[str, Any], key: str, default: float) -> float:
+    value = source.get(key) or default
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise refusal(key, value, "a number over 0")
+    return float(value)
 
 
 def _require(is_met: bool, field: str, value: object) -> None:
