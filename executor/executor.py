@@ -5,8 +5,9 @@ and says so in one log line. Everything here belongs to the event loop that
 created it, but `pre_shutdown`, which any thread may call.
 
 Life: created (the model is loaded), serving, closing (`pre_shutdown`: no new
-request, open ones fail), closed (`shutdown`). Or dead: the first cause is kept
-and every later use raises it.
+request, open ones fail), closed (`shutdown`). A worker that falls silent or
+stalls costs the open requests, and new ones are refused until it is back. Or
+dead: the first cause is kept and every later use raises it.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class GenerationExecutor(ABC):
         """
         from executor.proxy import IpcProxy
 
+        bounds = limits or ExecutorLimits.of(config.health)
         logger.info("executor of %s: IPC proxy, one worker process on this host", name)
-        proxy = IpcProxy(config, name=name, tokenizer=tokenizer, limits=limits or ExecutorLimits())
+        proxy = IpcProxy(config, name=name, tokenizer=tokenizer, limits=bounds)
         await proxy.start(progress or _ignore)
         return proxy
 
@@ -96,7 +98,8 @@ class GenerationExecutor(ABC):
 
     @abstractmethod
     def check_health(self) -> None:
-        """Raises EngineDeadError where the engine is dead or its loop stands still."""
+        """Raises EngineDeadError where the engine is dead, and its base
+        ServerUnavailableError while the worker is silent or stalled: it may recover."""
 
     @abstractmethod
     async def wait_dead(self) -> EngineDeadError:

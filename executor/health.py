@@ -1,39 +1,86 @@
-"""Whether the worker's loop advances: a healthy answer means progress, not only a pid."""
+"""Whether the worker is there and its loop advances: a healthy answer means progress.
+
+well ──nothing heard for silence_s──> silent ──heard again──> well
+well ──beats, but no round under work for stall_s──> stalled ──a round──> well
+silent or stalled ──give_up_s since the last sign──> given up (for good)
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from executor.config import HealthConfig
+
+
+@dataclass(frozen=True, slots=True)
+class HealthBounds:
+    silence_s: float = 3.0
+    stall_s: float = 10.0
+    give_up_s: float = 30.0
+
+    @classmethod
+    def of(cls, config: HealthConfig) -> HealthBounds:
+        return cls(config.silence_ms / 1000, config.stall_ms / 1000, config.give_up_ms / 1000)
+
 
 @dataclass(slots=True)
 class ProgressWatch:
-    """Pure: fed with heartbeats and times, asked for the trouble."""
+    """Pure: fed with what comes from the worker and with times, asked for the trouble.
 
-    stall_s: float
+    It is asked every `period_s` at least. Where that did not happen, it was we
+    who stood still (stopped, swapped out, one long callback), and what the
+    worker said meanwhile is still to be read: that time is not held against it.
+    """
+
+    bounds: HealthBounds
+    period_s: float
     heard_at_s: float
     advanced_at_s: float
+    looked_at_s: float
     progress: int = -1
 
     @classmethod
-    def start(cls, stall_s: float, now_s: float) -> ProgressWatch:
-        return cls(stall_s, now_s, now_s)
+    def start(cls, bounds: HealthBounds, period_s: float, now_s: float) -> ProgressWatch:
+        return cls(bounds, period_s, now_s, now_s, now_s)
+
+    def on_heard(self, now_s: float) -> None:
+        """Any message shows that the worker runs. While it was stopped its loop was too."""
+        silent_s = now_s - self.heard_at_s
+        if silent_s > self.bounds.silence_s:
+            self.advanced_at_s = min(now_s, self.advanced_at_s + silent_s)
+        self.heard_at_s = now_s
 
     def on_heartbeat(self, now_s: float, progress: int, is_busy: bool) -> None:
-        self.heard_at_s = now_s
+        self.on_heard(now_s)
         if progress != self.progress or not is_busy:
             self.advanced_at_s = now_s
         self.progress = progress
 
-    def trouble(self, now_s: float) -> str:
-        """Empty while all is well."""
-        if now_s - self.heard_at_s > self.stall_s:
+    def look(self, now_s: float) -> str:
+        """What is wrong with "the worker" that the caller names; empty while all is well."""
+        self._forgive_own_sleep(now_s)
+        bounds = self.bounds
+        silent_s = now_s - self.heard_at_s
+        if silent_s > bounds.silence_s:
             return (
-                f"the engine's worker has said nothing for {now_s - self.heard_at_s:.1f} s "
-                f"(limit {self.stall_s:g} s): it is stopped or starved"
+                f"has said nothing for {silent_s:.1f} s (limit {bounds.silence_s:g} s, "
+                "health.silence_ms): it is stopped or starved"
             )
-        if now_s - self.advanced_at_s > self.stall_s:
+        standing_s = now_s - self.advanced_at_s
+        if standing_s > bounds.stall_s:
             return (
-                f"the engine's loop has not advanced for {now_s - self.advanced_at_s:.1f} s "
-                f"under work (limit {self.stall_s:g} s)"
+                f"has not advanced for {standing_s:.1f} s under work (limit {bounds.stall_s:g} s, "
+                "health.stall_ms)"
             )
         return ""
+
+    def is_given_up(self, now_s: float) -> bool:
+        """Asked while there is trouble."""
+        return now_s - min(self.heard_at_s, self.advanced_at_s) > self.bounds.give_up_s
+
+    def _forgive_own_sleep(self, now_s: float) -> None:
+        slept_s = now_s - self.looked_at_s - self.period_s
+        self.looked_at_s = now_s
+        if slept_s > self.period_s:
+            self.heard_at_s = min(now_s, self.heard_at_s + slept_s)
+            self.advanced_at_s = min(now_s, self.advanced_at_s + slept_s)

@@ -1,9 +1,10 @@
 """The worker's life as the proxy sees it: spawned, HELLO, READY, and one of two ends.
 
-Death is seen by the process monitor, or said by the worker itself. Detection
-(`_on_exit`, `on_died`) only makes it suspect: from then on nothing is accepted,
-and for a moment its last words are still read. Handling then declares the
-first cause, once, to `on_dead`. A wanted end goes through `stop`.
+Death is seen by the process monitor, said by the worker itself, or dealt by us
+(`give_up`). Detection (`_on_exit`, `on_died`) only makes it suspect: from then
+on nothing is accepted, and for a moment its last words are still read. Handling
+then declares the first cause, once, to `on_dead`. A wanted end goes through
+`stop`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class WorkerLife:
         self._ready: asyncio.Future[EngineIdentity] = self._loop.create_future()
         self.dead: asyncio.Future[EngineDeadError] = self._loop.create_future()
         self._last_words: ErrorData | None = None
+        self._given_up = ""
         self._death_timer: asyncio.TimerHandle | None = None
         self._is_stopping = False
 
@@ -125,6 +127,10 @@ class WorkerLife:
         return self._ready.result()
 
     @property
+    def is_loaded(self) -> bool:
+        return self._ready.done()
+
+    @property
     def is_suspect(self) -> bool:
         """Its death was seen, and the cause is not declared yet."""
         return self._death_timer is not None and not self.dead.done()
@@ -158,6 +164,14 @@ class WorkerLife:
 
     # --- death ----------------------------------------------------------------
 
+    def give_up(self, why: str) -> None:
+        """Kill a worker that does not come back; it counts as dead even if it cannot end."""
+        if self._child is None or self._is_stopping or self._given_up:
+            return
+        self._given_up = why
+        self._child.kill()
+        self._suspect()
+
     def _on_exit(self) -> None:
         if not self._is_stopping:
             self._suspect()
@@ -168,7 +182,7 @@ class WorkerLife:
 
     def _handle(self) -> None:
         assert self._child is not None
-        parts = []
+        parts = [self._given_up] if self._given_up else []
         if self._last_words is not None:
             parts.append(f"{self._last_words.kind}: {self._last_words.message}")
         if self._child.has_exited():

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from executor.config import HealthConfig
+from executor.health import HealthBounds
+
+HEARTBEAT_S_MAX = 1.0
+BEATS_PER_SILENCE = 3
+"""A heartbeat or two may be late without the worker counting as silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,10 +18,9 @@ class ExecutorLimits:
     """From spawning the worker to its first message; an interpreter starts meanwhile."""
     load_s_max: float = 1800.0
     """From the worker's first message to READY."""
-    heartbeat_s: float = 1.0
-    stall_s: float = 10.0
-    """Health turns bad when the worker says nothing, or its loop stands still under
-    work, for this long."""
+    heartbeat_s: float = HEARTBEAT_S_MAX
+    health: HealthBounds = field(default_factory=HealthBounds)
+    """When the worker counts as silent, stalled and lost."""
     deadline_grace_s: float = 2.0
     """The engine ends an expired request by itself; the proxy does so this much later."""
     call_s_max: float = 10.0
@@ -29,3 +35,9 @@ class ExecutorLimits:
     tombstones_max: int = 4096
     log_lines_max: int = 50
     log_line_bytes_max: int = 4096
+
+    @classmethod
+    def of(cls, config: HealthConfig) -> ExecutorLimits:
+        health = HealthBounds.of(config)
+        heartbeat_s = min(HEARTBEAT_S_MAX, health.silence_s / BEATS_PER_SILENCE)
+        return cls(health=health, heartbeat_s=heartbeat_s)

@@ -1,13 +1,16 @@
 """The IPC form: this process keeps the books, a worker process runs the engine.
 
 It ties together the live requests, the control calls, the worker's life and the
-channel between; each has its own file. After a death, and after `shutdown`,
-every use raises the one error that tells the first cause.
+channel between; each has its own file. While the worker is silent or stalled,
+nothing is open and nothing is accepted; it is killed once it is given up. After
+a death, and after `shutdown`, every use raises the one error that tells the
+first cause.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never
 
@@ -43,6 +46,8 @@ from protos.messages import DisaggRequestId, LedgerAudit, Load
 if TYPE_CHECKING:
     from common.text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 
 class IpcProxy(GenerationExecutor):
     """See the module's docstring; construct on the event loop, then `start`."""
@@ -56,6 +61,7 @@ class IpcProxy(GenerationExecutor):
         limits: ExecutorLimits,
     ) -> None:
         self._limits = limits
+        self._name = name
         self._loop = asyncio.get_running_loop()
         self._channel = ProxyChannel(
             limits, on_messages=self._on_messages, on_crash=self._on_dispatcher_crash
@@ -70,7 +76,8 @@ class IpcProxy(GenerationExecutor):
         self._life = WorkerLife(
             config, name=name, limits=limits, channel=self._channel, on_dead=self._on_dead
         )
-        self._watch = ProgressWatch.start(limits.stall_s, self._loop.time())
+        self._watch = self._new_watch()
+        self._trouble: ServerUnavailableError | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
         self._is_closing = False
         self._shutdown: asyncio.Task[None] | None = None
@@ -82,8 +89,12 @@ class IpcProxy(GenerationExecutor):
         except BaseException:
             await self.shutdown()
             raise
-        self._watch = ProgressWatch.start(self._limits.stall_s, self._loop.time())
+        self._watch = self._new_watch()  # loading took its time, and beat no heart
         self._tick()
+
+    def _new_watch(self) -> ProgressWatch:
+        limits = self._limits
+        return ProgressWatch.start(limits.health, limits.heartbeat_s, self._loop.time())
 
     # --- use ------------------------------------------------------------------
 
@@ -164,21 +175,47 @@ class IpcProxy(GenerationExecutor):
 
     def check_health(self) -> None:
         self._refuse_if_over(looks_now=True)
-        trouble = self._watch.trouble(self._loop.time())
-        if trouble:
-            raise EngineDeadError(trouble)
 
     async def wait_dead(self) -> EngineDeadError:
         return await asyncio.shield(self._life.dead)
 
     def _refuse_if_over(self, *, looks_now: bool = False) -> None:
-        """Raises EngineDeadError after a death, ServerUnavailableError while closing."""
+        """Raises EngineDeadError after a death, ServerUnavailableError while closing
+        and while the worker is in trouble."""
         if self._life.dead.done():
             raise self._life.dead.result()
         if self._is_closing:
             raise ServerUnavailableError("the engine is shutting down")
         if self._life.is_suspect or (looks_now and self._life.has_exited()):
             raise EngineDeadError("the engine's worker has just died; the cause is being read")
+        self._look_at_worker()
+        if self._trouble is not None:
+            raise self._trouble
+
+    def _look_at_worker(self) -> None:
+        """What is open ends with the first sign of trouble, and the worker is told so: if it
+        goes on, it frees everything by itself before it sees a new request."""
+        if self._is_closing or self._life.dead.done() or not self._life.is_loaded:
+            return
+        now_s = self._loop.time()
+        what = self._watch.look(now_s)
+        if not what:
+            if self._trouble is not None:
+                logger.warning("%s: the engine's worker is back", self._name)
+            self._trouble = None
+            return
+        pids = ", ".join(str(pid) for pid in self._life.pids)
+        is_first = self._trouble is None
+        self._trouble = ServerUnavailableError(
+            f"the engine's worker of {self._name} (process {pids}) {what}"
+        )
+        if is_first:
+            logger.error("%s; %d requests fail", self._trouble.message, len(self._requests))
+            self._requests.fail_all(self._trouble, cancel=True)
+            self._calls.fail_all(self._trouble)
+        if self._watch.is_given_up(now_s):
+            bound = f"health.give_up_ms is {self._limits.health.give_up_s * 1000:g}"
+            self._life.give_up(f"it {what}, and was killed ({bound})")
 
     def _on_dead(self, error: EngineDeadError) -> None:
         """Everything open hears of it now."""
@@ -186,6 +223,7 @@ class IpcProxy(GenerationExecutor):
         self._calls.fail_all(error)
 
     def _tick(self) -> None:
+        self._look_at_worker()
         self._requests.expire(self._loop.time())
         self._channel.requests.flush()
         self._tick_timer = self._loop.call_later(self._limits.heartbeat_s, self._tick)
@@ -193,6 +231,7 @@ class IpcProxy(GenerationExecutor):
     # --- what comes from the worker -------------------------------------------
 
     def _on_messages(self, messages: list[ToProxy]) -> None:
+        self._watch.on_heard(self._loop.time())
         for message in messages:
             self._on_message(message)
 

@@ -92,6 +92,7 @@ class LiveRequests:
         client_id = output.request_id
         live = self._live.get(client_id)
         if self.ledger.apply(client_id, _event_of(output, live)) is not Outcome.APPLIED:
+            self._let_go(output)
             return
         assert live is not None  # the ledger and this table hold the same ids
         if output.error is not None and not live.text.is_stopped:
@@ -148,6 +149,12 @@ class LiveRequests:
         lease = live.text.lease_to_release
         if lease is not None:
             self._queue.put(Release(UNAWAITED_CALL, lease.disagg_request_id, lease.pull_token))
+
+    def _let_go(self, output: EngineOutput) -> None:
+        """A context phase that finished after we had ended it left a lease that nobody knows."""
+        params = output.finish.context_phase_params if output.finish is not None else None
+        if params is not None:
+            self._queue.put(Release(UNAWAITED_CALL, params.disagg_request_id, params.pull_token))
 
     def _end_after_defect(
         self, live: _Live, client_id: int, error: Exception, *, is_end: bool

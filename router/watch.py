@@ -5,7 +5,8 @@
 
 A refused connection is known at once. A server that is silent for
 heartbeat_timeout_s is declared gone, and its open streams are told, since
-nothing else would end them.
+nothing else would end them. The same for one that answers, but says that its
+engine is stalled, or whose engine tells no load several times running.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ from protos.control_codec import load_from_proto, model_info_from_proto, server_
 from protos.status import error_from_rpc
 from router.fleet import Fleet
 from router.links import Link
+
+LATE_LOADS_MAX = 2
+"""So many late answers in a row are silence; one is only late."""
+STREAMING_STATES = ("ready", "draining")
+"""In which a server may still be answering what it has taken."""
 
 
 class Watcher:
@@ -46,6 +52,7 @@ class Watcher:
         self._is_up = False
         self._reason = ""
         self._incarnation: int | None = None
+        self._num_late_loads = 0
         self._woken = asyncio.Event()
 
     def suspect(self, reason: str) -> None:
@@ -88,10 +95,17 @@ class Watcher:
                 cpb.GetModelInfoRequest(), metadata=metadata, timeout=timeout
             )
             model = model_info_from_proto(answer)
+        if info.state == "ready" and self._num_late_loads >= LATE_LOADS_MAX:
+            await self._ask_load()  # before it may come back, not after
+            if self._num_late_loads:
+                return False
         is_up = self._fleet.observe(self._link.address, info, model)
         if is_up:
             await self._ask_load()
-        return is_up
+            return self._num_late_loads < LATE_LOADS_MAX
+        if info.state not in STREAMING_STATES:
+            self._on_silent(self._link.address, self._server_reason())
+        return False
 
     async def _ask_load(self) -> None:
         """A late answer is no death: who the server is was told just before."""
@@ -102,8 +116,15 @@ class Watcher:
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise
+            self._num_late_loads += 1
             self._log.warning("load_unknown", address=self._link.address)
+            if self._num_late_loads >= LATE_LOADS_MAX:
+                self._fall_silent(
+                    f"its engine told no load within {self._timeout_s:g} s, "
+                    f"{self._num_late_loads} times running"
+                )
         else:
+            self._num_late_loads = 0
             self._fleet.report_load(self._link.address, load_from_proto(load))
 
     def _see_incarnation(self, incarnation: int) -> None:
@@ -111,18 +132,19 @@ class Watcher:
         if incarnation == 0:
             return
         if self._incarnation not in (None, incarnation):
-            self._fleet.server_down(self._link.address, "it was restarted")
-            self._on_silent(self._link.address, "it was restarted")
+            self._fall_silent("it was restarted")
+            self._num_late_loads = 0
         self._incarnation = incarnation
 
     def _lost(self, error: grpc.aio.AioRpcError) -> None:
-        address = self._link.address
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            reason = f"silent for {self._timeout_s:g} s"
-            self._fleet.server_down(address, reason)
-            self._on_silent(address, reason)
+            self._fall_silent(f"silent for {self._timeout_s:g} s")
         else:
-            self._fleet.server_down(address, error_from_rpc(error).message)
+            self._fleet.server_down(self._link.address, error_from_rpc(error).message)
+
+    def _fall_silent(self, reason: str) -> None:
+        self._fleet.server_down(self._link.address, reason)
+        self._on_silent(self._link.address, reason)
 
     def _server_reason(self) -> str:
         return self._fleet.server(self._link.address).reason

@@ -2,6 +2,8 @@
 
     arguments, YAML, secret -> ports taken -> answering "starting"
       -> tokenizer and engine up -> ready
+      -> the worker falls silent or stalls: every open request ends UNAVAILABLE,
+         new ones are refused until it is back
       -> SIGTERM or SIGINT: no new requests, a grace for open ones, the rest end
          UNAVAILABLE, the engine stops                            -> exit 0
       -> the engine dies: every open request ends UNAVAILABLE     -> exit 70
@@ -218,19 +220,26 @@ class ServerProcess:
             self.state.detail = what
 
     async def _watch_health(self, executor: GenerationExecutor) -> None:
-        """Readiness follows the engine's progress, both ways."""
-        was_good = True
+        """State and readiness follow the engine's progress, both ways.
+
+        The executor fails every open result when the trouble begins, and refuses new ones.
+        """
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
-            trouble = ""
+            was_good = self.state.phase == "ready"
             try:
                 executor.check_health()
             except BatonError as error:
-                trouble = error.message
-            if bool(trouble) == was_good:
-                was_good = not trouble
-                self._log.warning("health", ready=was_good, why=trouble)
-                await self._health.set_ready(was_good)
+                why = error.message.partition("\n")[0]
+                self.state.move("stalled", why)
+                if was_good:
+                    self._log.warning("stalled", why=why)
+                    await self._health.set_ready(False)
+            else:
+                if not was_good:
+                    self.state.move("ready", "")
+                    self._log.warning("recovered")
+                    await self._health.set_ready(True)
 
     async def _on_stop(self, executor: GenerationExecutor) -> int:
         self._log.info("stopping", open_requests=len(self._live))

@@ -1,7 +1,8 @@
 """What the parts of one server share: who it is and how far it has come.
 
-    starting -> ready -> draining
-        any  -> dead
+    starting -> ready <-> stalled
+    starting, ready, stalled -> draining
+    any -> dead
 
 Requests are taken in `ready` only; every other state has its refusal.
 """
@@ -19,10 +20,11 @@ from executor.executor import GenerationExecutor
 from protos.errors import EngineDeadError, ServerUnavailableError
 from protos.messages import ServerInfo
 
-Phase = Literal["starting", "ready", "draining", "dead"]
+Phase = Literal["starting", "ready", "stalled", "draining", "dead"]
 _NEXT: dict[Phase, tuple[Phase, ...]] = {
     "starting": ("ready", "draining", "dead"),
-    "ready": ("draining", "dead"),
+    "ready": ("stalled", "draining", "dead"),
+    "stalled": ("ready", "stalled", "draining", "dead"),
     "draining": ("dead",),
     "dead": (),
 }

@@ -41,16 +41,43 @@ async def is_good(server: RunningServer, name: str) -> bool:
     return bool(answer.status == SERVING)
 
 
-async def test_health_follows_the_engine_both_ways(tmp_path: Path) -> None:
+async def test_health_and_state_follow_the_engine_both_ways(tmp_path: Path) -> None:
     """Guards invariant 12: a stalled engine is not ready, and a restart is not asked for yet."""
+
+    async def info(server: RunningServer) -> Any:
+        ask = cpb.GetServerInfoRequest()
+        return await server.control.GetServerInfo(ask, metadata=server.metadata)
+
     async with running_server(ContextRole, tmp_path) as server:
         assert [await is_good(server, name) for name in NAMES] == [True] * 5
-        server.executor.trouble = EngineDeadError("the loop stands still")
-        await asyncio.sleep(0.7)
-        assert [await is_good(server, name) for name in NAMES] == [False, True, False, False, False]
+        for num_seconds in (3, 4):
+            why = f"the worker has said nothing for {num_seconds} s"
+            server.executor.trouble = ServerUnavailableError(why)
+            await asyncio.sleep(0.7)
+            told = await info(server)
+            assert (told.state, told.detail) == ("stalled", why)
+            assert [await is_good(server, name) for name in NAMES[:3]] == [False, True, False]
+            with pytest.raises(grpc.aio.AioRpcError, match=f"is stalled: {why}") as refused:
+                await server.generate(REQUEST)
+            assert isinstance(error_from_rpc(refused.value), ServerUnavailableError)
         server.executor.trouble = None
         await asyncio.sleep(0.7)
-        assert await is_good(server, "readiness")
+        assert [await is_good(server, name) for name in NAMES] == [True] * 5
+        assert (await info(server)).state == "ready"
+        assert (await server.generate(REQUEST))[-1].HasField("finish")
+
+
+@pytest.mark.parametrize("ends_by", ["a signal", "the death"])
+async def test_a_stalled_server_still_ends(ends_by: str, tmp_path: Path) -> None:
+    """Guards a state that cannot be left but by recovery."""
+    async with running_server(ContextRole, tmp_path) as server:
+        server.executor.trouble = ServerUnavailableError("said nothing")
+        await wait_until(lambda: server.process.state.phase == "stalled")
+        if ends_by == "a signal":
+            assert await server.stop() == 0
+        else:
+            server.executor.die(EngineDeadError("given up"))
+            assert await asyncio.wait_for(server.task, 5) == 70
 
 
 async def test_reflection_lists_the_services(tmp_path: Path) -> None:

@@ -59,13 +59,13 @@ def context_request(external_id: str, prompt: tuple[int, ...], attempt: int = 1)
 
 @contextlib.asynccontextmanager
 async def running(
-    engine: EngineConfig | None = None, *, tokenizer: Any = None, **limits: float
+    engine: EngineConfig | None = None, *, tokenizer: Any = None, **limits: Any
 ) -> AsyncIterator[GenerationExecutor]:
     executor = await GenerationExecutor.create(
         engine or config(),
         name="test",
         tokenizer=tokenizer,
-        limits=ExecutorLimits(**limits),  # type: ignore[arg-type]
+        limits=ExecutorLimits(**limits),
     )
     try:
         yield executor

@@ -1,4 +1,4 @@
-"""The executor's small parts, without a process: results, text, progress, the inbox."""
+"""The executor's small parts, without a process: results, text, the inbox."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from common.text.tokenizer import Tokenizer
 from executor.engine.seam import EngineFinish, EngineOutput
-from executor.health import ProgressWatch
 from executor.inbox import Inbox
 from executor.messages import Cancel, Stop
 from executor.postprocess import Postprocessor
@@ -107,21 +106,6 @@ def test_stop_strings_without_a_tokenizer_are_refused_by_name() -> None:
     with pytest.raises(InvalidRequestError) as raised:
         Postprocessor(request(stop=("x",)), None)
     assert raised.value.field == "sampling.stop"
-
-
-def test_progress_is_judged_by_silence_and_by_standing_still_under_work() -> None:
-    """Guards: an idle loop called stuck, a stuck one called well."""
-    watch = ProgressWatch.start(10.0, 0.0)
-    for now_s in range(1, 100):
-        watch.on_heartbeat(now_s, progress=7, is_busy=False)
-        assert not watch.trouble(now_s)
-    watch.on_heartbeat(100, progress=8, is_busy=True)
-    for now_s in range(101, 120):
-        watch.on_heartbeat(now_s, progress=8, is_busy=True)
-        assert bool(watch.trouble(now_s)) == (now_s > 110)
-    watch.on_heartbeat(120, progress=9, is_busy=True)
-    assert not watch.trouble(130)
-    assert "said nothing for 11.0 s" in watch.trouble(131)
 
 
 def test_a_full_inbox_holds_its_filler_and_lets_go_at_the_stop() -> None:

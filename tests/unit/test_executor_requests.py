@@ -1,0 +1,88 @@
+"""The proxy's table of live requests, on a queue that answers on the spot."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from executor.engine.seam import EngineFinish, EngineOutput
+from executor.ledger import State
+from executor.messages import Cancel, Release, Submit, ToWorker
+from executor.requests import LiveRequests
+from protos.errors import OverloadedError, ServerUnavailableError
+from protos.messages import ContextPhaseParams, DisaggRequestId, FinishReason, Usage
+from tests.support.executor_scripted import collect, context_request, request, tokens
+from tests.support.serving_double import hand_off
+
+USAGE = Usage(prompt_tokens=3, cached_tokens=0, completion_tokens=1)
+
+
+class Queue:
+    """Takes everything, or nothing; `requests` is set by the test."""
+
+    def __init__(self, *, has_room: bool = True) -> None:
+        self.has_room = has_room
+        self.sent: list[ToWorker] = []
+        self.requests: LiveRequests | None = None
+
+    def put(self, message: ToWorker) -> None:
+        self.sent.append(message)
+
+    def offer(self, message: ToWorker) -> bool:
+        return self.has_room
+
+
+class AnsweringQueue(Queue):
+    """An engine so fast that its answer is there before `submit` returns."""
+
+    def offer(self, message: ToWorker) -> bool:
+        assert self.requests is not None
+        assert isinstance(message, Submit)
+        client_id = message.request.request_id
+        assert self.requests.ledger.state(client_id) is State.REGISTERED
+        assert len(self.requests) == 1
+        return super().offer(message)
+
+
+def requests_on(queue: Any) -> LiveRequests:
+    queue.requests = LiveRequests(queue, None, tombstones_max=16, grace_s=1.0)
+    return cast(LiveRequests, queue.requests)
+
+
+def last(client_id: int, params: ContextPhaseParams | None = None) -> EngineOutput:
+    reason = FinishReason.LENGTH if params is None else FinishReason.CONTEXT
+    finish = EngineFinish(reason=reason, usage=USAGE, context_phase_params=params)
+    return EngineOutput(request_id=client_id, token_ids=(9,), finish=finish)
+
+
+async def test_a_result_slot_stands_before_the_request_leaves() -> None:
+    """Guards invariant 2: an answer that finds no slot is lost, and its client waits."""
+    requests = requests_on(AnsweringQueue())
+    result = requests.submit(request(), now_s=0.0)
+    requests.on_output(last(result.client_id))
+    assert tokens(await collect(result)) == (9,)
+    requests.check()
+
+
+def test_a_request_that_cannot_leave_leaves_no_slot() -> None:
+    requests = requests_on(Queue(has_room=False))
+    with pytest.raises(OverloadedError):
+        requests.submit(request(), now_s=0.0)
+    assert len(requests) == 0
+    requests.check()
+
+
+async def test_what_a_failed_request_still_yields_is_counted_and_its_lease_let_go() -> None:
+    """Guards blocks leased to nobody by a context phase that its worker finished after it
+    had been stopped, and its request had failed."""
+    queue = Queue()
+    requests = requests_on(queue)
+    context = context_request("c", (1, 2, 3))
+    result = requests.submit(context, now_s=0.0)
+    requests.fail_all(ServerUnavailableError("silent"), cancel=True)
+    requests.on_output(last(result.client_id, hand_off(context, 9)))
+    assert queue.sent == [Cancel(result.client_id), Release(0, DisaggRequestId(1, 2, 1), b"pull")]
+    assert requests.ledger.num_duplicate == 1
+    with pytest.raises(ServerUnavailableError, match="silent"):
+        await collect(result)
