@@ -115,8 +115,9 @@ class UcxTransport:
             self._worker.init_blocking_progress_mode()
         except Exception as error:
             raise ConfigError(
-                f"UCX does not start with TLS={self._settings.tls!r} "
-                f"NET_DEVICES={self._settings.net_devices!r}: {error}",
+                f"key 'transfer.ucx_tls' is {self._settings.tls!r}; it must be transports that "
+                f"`ucx_info -d` lists on this host (devices: {self._settings.net_devices or 'all'})"
+                f": {error}",
                 field="transfer.ucx_tls",
                 value=self._settings.tls,
                 limit="transports that `ucx_info -d` lists on this host",

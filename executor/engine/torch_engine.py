@@ -84,9 +84,11 @@ def _device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            f"the device {name!r} cannot be used: {str(error).splitlines()[0]}",
+            f"key 'device' is {name!r}; it must be one that torch can use here, such as cpu: "
+            f"{str(error).splitlines()[0]}",
             field="device",
             value=name,
+            limit="a device that torch can use here",
         ) from error
     return device
 

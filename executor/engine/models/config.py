@@ -98,6 +98,8 @@ def load_model_config(path: Path) -> ModelConfig:
             f"model {path} does not say {error.args[0]!r}", field=str(error.args[0]), value=path
         ) from error
     except ConfigError as error:
+        if str(path) in error.message:
+            raise
         raise ConfigError(
             f"model {path}: {error.message}",
             field=error.field,
