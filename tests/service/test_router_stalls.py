@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,10 +123,13 @@ class Late(grpc.aio.AioRpcError):
 
 
 class Control:
-    """A control stub whose load is late as often as it is told."""
+    """A control stub whose load is late as often as it is told.
+
+    `on_load` is called when it is asked for."""
 
     def __init__(self) -> None:
         self.num_late = 0
+        self.on_load: Callable[[], None] = lambda: None
 
     async def GetServerInfo(self, *_: Any, **__: Any) -> Any:
         return server_info_to_proto(
@@ -148,6 +151,7 @@ class Control:
         )
 
     async def GetLoad(self, *_: Any, **__: Any) -> Any:
+        self.on_load()
         if self.num_late:
             self.num_late -= 1
             raise Late
@@ -187,13 +191,17 @@ async def test_one_late_load_is_no_death_and_two_running_are_silence() -> None:
         on_silent=lambda _, reason: silent.append(reason),
         log=Logs(name="test", level="error").get("fleet"),
     )
-    ups = []
+    ups: list[bool] = []
+    ups_when_asked: list[bool] = []
+    link.control.on_load = lambda: ups_when_asked.append(fleet.server(link.address).is_up)
     for num_late in (1, 0, 1, 1, 1, 0, 1, 0):
         link.control.num_late = num_late
         await watcher._probe()
         ups.append(fleet.server(link.address).is_up)
         fleet.check()
     assert ups == [True, True, True, False, False, True, True, True]
+    # Once silent it stays out while its load is asked for, and is asked again when it is back.
+    assert ups_when_asked == [True, True, True, True, False, False, True, True, True]
     assert silent == [
         f"its engine told no load within 3 s, {times} times running" for times in (2, 3)
     ]
