@@ -34,7 +34,7 @@ class BatonGroup(click.Group):
         except ConfigError as error:
             code = _fail(error.message, EXIT_USAGE)
         except BatonError as error:
-            code = _fail(error.message + _hint(error), EXIT_FAILED)
+            code = _fail(_told(error), EXIT_FAILED)
         except (KeyboardInterrupt, click.Abort):
             code = EXIT_INTERRUPTED
         except BrokenPipeError:
@@ -44,11 +44,12 @@ class BatonGroup(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _hint(error: BatonError) -> str:
-    """Only where nobody answers: a router that has no server to offer is up already."""
+def _told(error: BatonError) -> str:
+    """With a remedy only where nobody answers: a router without servers is up already."""
     if isinstance(error, ServerUnavailableError) and error.field == "address":
-        return "; `baton up` starts a cluster here, --server names one elsewhere"
-    return ""
+        remedy = "`baton up` starts a cluster here, --server names one elsewhere"
+        return f"nobody answers at {error.value}; {remedy}"
+    return error.message
 
 
 def _fail(message: str, code: int) -> int:
