@@ -22,22 +22,50 @@ T = TypeVar("T", bound=msgspec.Struct)
 class ConfigStruct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every configuration section. Underscores and dashes in keys are not the same."""
 
+    def check(self, at: str = "") -> None:
+        """Raises ConfigError for values that do not go together; `at` is this section's path.
+
+        Called for the outermost section alone, which calls it for those within.
+        """
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key given twice, of which YAML silently takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    why = f"key {key.value!r} is given twice"
+                    raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
 
 def load_config(path: Path, schema: type[T]) -> T:
     """Read and validate a YAML file.
 
     Raises ConfigError for a missing or unreadable file, bad YAML, an unknown
-    key, a missing key or a value of the wrong type.
+    key, a missing key, a key given twice or a value that cannot be meant.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"cannot read configuration {path}: {error.strerror}", field="config", value=str(path)
         ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"configuration {path} is not UTF-8 text: byte {error.start} is "
+            f"0x{error.object[error.start]:02x}",
+            field="config",
+            value=str(path),
+            limit="UTF-8",
+        ) from error
     try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        data = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no such date
         raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}") from error
     return parse_config({} if data is None else data, schema, source=str(path))
 
@@ -46,7 +74,7 @@ def parse_config(data: Any, schema: type[T], source: str) -> T:
     """Validate plain data against a schema; `source` names it in errors."""
     _refuse_unknown_keys(data, schema, source, path="")
     try:
-        return msgspec.convert(data, schema)
+        config = msgspec.convert(data, schema)
     except msgspec.ValidationError as error:
         fault = find_fault(data, schema)
         if fault is None:
@@ -56,6 +84,18 @@ def parse_config(data: Any, schema: type[T], source: str) -> T:
             field=fault.path,
             value="" if fault.is_missing else fault.value,
             limit=fault.limit,
+        ) from error
+    if isinstance(config, ConfigStruct):
+        _check(config, source)
+    return config
+
+
+def _check(config: ConfigStruct, source: str) -> None:
+    try:
+        config.check()
+    except ConfigError as error:
+        raise ConfigError(
+            f"{source}: {error.message}", field=error.field, value=error.value, limit=error.limit
         ) from error
 
 

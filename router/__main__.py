@@ -25,7 +25,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.die_with_parent:
             die_with_parent()
         config = load_config(options.config, RouterConfig)
-        config.check()
         return asyncio.run(run_router(config, options))
     except ConfigError as error:
         sys.stderr.write(f"router: {error.message}\n")

@@ -50,10 +50,10 @@ def _run(path: Path) -> subprocess.CompletedProcess[str]:
     ("changes", "part"),
     [
         ({"genration_servers": []}, "did you mean 'generation_servers'"),
-        ({"context_servers": []}, "context_servers is empty"),
-        ({"context_servers": ["127.0.0.1:2"]}, "lists already"),
+        ({"context_servers": []}, "'context_servers' is []"),
+        ({"context_servers": ["127.0.0.1:2"]}, "listed once"),
         ({"context_servers": ["nowhere"]}, "must be HOST:PORT"),
-        ({"max_in_flight": 0}, "max_in_flight is 0"),
+        ({"max_in_flight": 0}, "'max_in_flight' is 0"),
         ({"context_policy": "random"}, "context_policy"),
         ({"secret_file": "/nowhere/secret"}, "cannot read the cluster secret"),
         ({"model": "/nowhere/model"}, "/nowhere/model"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from baton.launch.config import (
@@ -15,7 +16,13 @@ from baton.launch.config import (
     merge,
     with_flags,
 )
-from baton.launch.plan import ProcessPlan, listen_addresses, plan_router, plan_servers
+from baton.launch.plan import (
+    ProcessPlan,
+    check_plans,
+    listen_addresses,
+    plan_router,
+    plan_servers,
+)
 from common.config import ConfigStruct, load_config, parse_config
 from context_server.config import ContextServerConfig
 from generation_server.config import GenerationServerConfig
@@ -99,14 +106,14 @@ def test_a_roles_engine_keys_win_over_the_clusters() -> None:
     [
         (ClusterConfig(engine={"kv_cach": {}}), "did you mean 'kv_cache'"),
         (ClusterConfig(engine={"model": "x"}), "top level"),
-        (ClusterConfig(context=PoolSection(count=-1)), "context.count is -1"),
-        (ClusterConfig(generation=PoolSection(count=0)), "generation.count is 0"),
+        (ClusterConfig(context=PoolSection(count=-1)), "'context.count' is -1"),
+        (ClusterConfig(generation=PoolSection(count=0)), "'generation.count' is 0"),
         (ClusterConfig(context=PoolSection(count=2, first_port=65_535)), "context.first_port"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(config: ClusterConfig, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        servers(config)
+        check_plans(parse_config(msgspec.to_builtins(config), ClusterConfig, "up.yaml"))
 
 
 def test_an_unknown_key_names_the_nearest() -> None:

@@ -32,6 +32,9 @@ from protos.errors import ConfigError
             r"key 'scripted.eos_token_ids\[1\]' is 'x'; it must be an integer",
         ),
         ("a: [", "not valid YAML"),
+        ("kv_cache: {num_blocks: 1, num_blocks: 2}", "key 'num_blocks' is given twice"),
+        ("model: 2026-99-99", "not valid YAML: month must be in 1..12"),
+        ("[" * 5000, "not valid YAML"),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, what: str) -> None:
