@@ -123,6 +123,20 @@ async def test_a_worker_that_does_not_come_back_is_killed_and_dead(trouble: str)
             executor.check_health()
 
 
+async def test_a_worker_that_not_even_sigkill_ends_is_dead_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Guards a server that waits for ever for a process in uninterruptible sleep."""
+    async with running(**HASTY) as executor:
+        assert isinstance(executor, IpcProxy)
+        os.kill(executor.worker_pids[0], signal.SIGSTOP)
+        with monkeypatch.context() as patch:
+            patch.setattr(executor._life._child, "kill", lambda: None)
+            error = await asyncio.wait_for(executor.wait_dead(), ALLOWANCE * 2)
+        assert "was killed (health.give_up_ms is 1000)" in error.message
+        assert executor.worker_pids
+
+
 async def test_a_stopped_worker_does_not_outlive_a_shutdown() -> None:
     async with running(SLOW, **PATIENT) as executor:
         result = executor.submit(request("x", max_tokens=1000))
