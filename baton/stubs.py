@@ -16,8 +16,13 @@ from protos.status import STATUS_DETAILS_KEY, error_from_rpc
 
 CONTROL_TIMEOUT_S = 10.0
 CONTROL_METADATA_KEY = "x-baton-control"
-CHANNEL_OPTIONS = (("grpc.enable_http_proxy", 0),)
-"""A proxy of the environment is for the web, not for the servers of a cluster."""
+CHANNEL_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),  # the environment's proxy is for the web, not for a cluster
+    # A router that was restarted is found again within a second, not after gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 
 PORT_MAX = 65_535
 _NOBODY = (

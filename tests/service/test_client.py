@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -208,3 +209,19 @@ def test_the_public_surface() -> None:
         assert getattr(baton, name) is not None
     with pytest.raises(AttributeError, match="LLMM"):
         _ = baton.LLMM
+
+
+def test_a_router_that_comes_back_is_found_within_seconds() -> None:
+    """gRPC's own backoff grows to two minutes: a client kept failing after a router's restart."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with Client(f"127.0.0.1:{port}") as client:
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < 4:  # long enough for the backoff to grow
+            with pytest.raises(ServerUnavailableError):
+                client.generate("x", max_tokens=1)
+        with serving(SayingServer(ANSWER), port=port):
+            back_s = time.monotonic()
+            while not client.is_ready():
+                assert time.monotonic() - back_s < 5 * 1.5
+                time.sleep(0.05)

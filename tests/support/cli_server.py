@@ -71,7 +71,7 @@ class SayingServer:
 
 
 @contextlib.contextmanager
-def serving(server: SayingServer) -> Iterator[SayingServer]:
+def serving(server: SayingServer, port: int = 0) -> Iterator[SayingServer]:
     shell = grpc.server(futures.ThreadPoolExecutor(4))
     add_inference: Any = inference_pb2_grpc.add_InferenceServicer_to_server
     add_control: Any = control_pb2_grpc.add_ControlServicer_to_server
@@ -80,7 +80,7 @@ def serving(server: SayingServer) -> Iterator[SayingServer]:
     servicer = health.HealthServicer()
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, shell)
-    server.address = f"127.0.0.1:{shell.add_insecure_port('127.0.0.1:0')}"
+    server.address = f"127.0.0.1:{shell.add_insecure_port(f'127.0.0.1:{port}')}"
     shell.start()
     try:
         yield server
