@@ -463,5 +463,5 @@ def test_a_dead_thread_is_never_silent() -> None:
 def test_a_transport_that_does_not_open_raises_from_the_constructor() -> None:
     with pytest.raises(ConfigError, match="carrier-pigeon"):
         Node(lambda: create_transport("carrier-pigeon", TransportSettings()))
-    with pytest.raises(ConfigError, match="'transfer.ucx_tls' is 'nonsense'"):
+    with pytest.raises(ConfigError, match=r"'transfer\.ucx_tls' is 'nonsense'"):
         Node(lambda: create_transport("ucx", TransportSettings(tls="nonsense")))

@@ -27,7 +27,9 @@ ALLOWANCE = 5
 ENGINE = {"num_threads": 1, "kv_cache": {"num_blocks": 512}}
 
 
-@pytest.mark.parametrize("victim", ["context-0", "generation-0", "context worker", "generation worker"])
+@pytest.mark.parametrize(
+    "victim", ["context-0", "generation-0", "context worker", "generation worker"]
+)
 async def test_a_death_under_load(tmp_path: Path, victim: str) -> None:
     with running_up(tmp_path, model=str(demo_model()), engine=ENGINE) as up:
         processes = up.all_processes()
