@@ -13,13 +13,14 @@ from typing import Any, TypeAlias
 import grpc
 import msgspec
 
+from common.answering import answering, check_abort, deadline_s_of
 from common.logs import Log
 from common.metrics import Metrics
 from common.rpc import fail
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
 from protos.codec import chunk_to_proto, request_from_proto
-from protos.errors import BatonError, InternalError, InvalidRequestError
+from protos.errors import InvalidRequestError
 from protos.messages import Finish, GenerateChunk, GenerateRequest
 from router import signals as sig
 from router.admission import Admission
@@ -28,10 +29,6 @@ from router.request import LIVE_STATES, Interrupting, LiveRequest
 from router.shared import Shared
 
 Context: TypeAlias = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
-
-ABORT_IDS_MAX = 4096
-DEADLINE_S_MAX = 24 * 3600.0
-"""gRPC shows a call without a deadline as one with a very far one."""
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -59,25 +56,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def Generate(self, message: pb.GenerateRequest, context: Context) -> None:  # noqa: N802
         received_s = asyncio.get_running_loop().time()
-        self._metrics.request_began()
-        outcome, external_id = "cancelled", message.external_id
-        try:
+        async with answering(context, self._metrics, self._log, message.external_id) as call:
             request = self._admit(message)
-            external_id = request.external_id
+            call.external_id = request.external_id
             await self._serve(request, context, received_s)
-            outcome = "ok"
-        except BatonError as error:
-            outcome = error.status
-            self._log.info(
-                "request_failed", external_id=external_id, outcome=outcome, error=error.message
-            )
-            await fail(context, error)
-        except Exception as error:
-            outcome = "internal"
-            self._log.exception("request_broke", error, external_id=external_id)
-            await fail(context, InternalError(f"{type(error).__name__}: see the router's log"))
-        finally:
-            self._metrics.request_ended(outcome)
 
     def _admit(self, message: pb.GenerateRequest) -> GenerateRequest:
         """The request with its external id, which is live from here on. Raises RequestError."""
@@ -93,7 +75,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             live = self._live[external_id] = LiveRequest(
                 self._shared,
                 request,
-                deadline_s=self._deadline_s(request.deadline_ms, context.time_remaining()),
+                deadline_s=deadline_s_of(
+                    request.deadline_ms, context.time_remaining(), self._default_deadline_s
+                ),
                 received_s=received_s,
                 write=_Writer(context, self._metrics, received_s).write,
             )
@@ -106,13 +90,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         seconds = asyncio.get_running_loop().time() - received_s
         self._log.info("request_finished", external_id=external_id, seconds=round(seconds, 4))
 
-    def _deadline_s(self, deadline_ms: int, remaining_s: float | None) -> float:
-        """The nearer of the call's and the request's own; the default where neither is given."""
-        given = [remaining_s] if remaining_s is not None and remaining_s <= DEADLINE_S_MAX else []
-        if deadline_ms:
-            given.append(deadline_ms / 1000)
-        return min(given, default=self._default_deadline_s)
-
     # --- Abort ----------------------------------------------------------------------
 
     async def Abort(  # noqa: N802
@@ -120,14 +97,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         message: pb.AbortRequest,
         context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse],
     ) -> pb.AbortResponse:
-        if len(message.external_ids) > ABORT_IDS_MAX:
-            error = InvalidRequestError(
-                f"external_ids is {len(message.external_ids)} ids; it must be at most "
-                f"{ABORT_IDS_MAX}",
-                field="external_ids",
-                value=len(message.external_ids),
-                limit=ABORT_IDS_MAX,
-            )
+        try:
+            check_abort(message)
+        except InvalidRequestError as error:
             await fail(context, error)
         reason = f"aborted: {message.reason}" if message.reason else "aborted"
         response = pb.AbortResponse()

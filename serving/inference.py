@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import grpc
 import msgspec
 
+from common.answering import answering, check_abort, deadline_s_of
 from common.logs import Log
 from common.metrics import Metrics
 from common.rpc import check_control, fail
@@ -30,7 +31,6 @@ from protos.codec import request_from_proto
 from protos.errors import (
     BatonError,
     DeadlineExceededError,
-    InternalError,
     InvalidRequestError,
     RequestCancelledError,
     shorten,
@@ -42,10 +42,6 @@ from serving.state import ServerState, Serving
 from serving.stream import StreamWriter
 
 Context: TypeAlias = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
-
-ABORT_IDS_MAX = 4096
-DEADLINE_S_MAX = 24 * 3600.0
-"""gRPC tells a call without a deadline by one far away."""
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -75,26 +71,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, message: pb.GenerateRequest, context: Context
     ) -> None:
         received_s = time.monotonic()
-        self._metrics.request_began()
-        outcome = "cancelled"
-        try:
+        async with answering(context, self._metrics, self._log, message.external_id):
             await self._generate(message, context, received_s)
-            outcome = "ok"
-        except BatonError as error:
-            outcome = error.status
-            self._log.info(
-                "request_failed",
-                external_id=message.external_id,
-                outcome=error.status,
-                error=error.message.partition("\n")[0],
-            )
-            await fail(context, error)
-        except Exception as error:
-            outcome = "internal"
-            self._log.exception("request_broke", error, external_id=message.external_id)
-            await fail(context, InternalError(f"{type(error).__name__}: see the server's log"))
-        finally:
-            self._metrics.request_ended(outcome)
 
     async def _generate(
         self, message: pb.GenerateRequest, context: Context, received_s: float
@@ -109,7 +87,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         live = self._live.open(request.external_id)
         self._idle.clear()
         try:
-            ends_s = received_s + self._deadline_s(request, context.time_remaining())
+            ends_s = received_s + deadline_s_of(
+                request.deadline_ms, context.time_remaining(), self._default_deadline_s
+            )
             prepared = await self._prepare(request, serving, ends_s)
             writer = StreamWriter(context, self._metrics, received_s)
             await self._run(prepared, serving, live, writer)
@@ -152,13 +132,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             )
         )
 
-    def _deadline_s(self, request: GenerateRequest, remaining_s: float | None) -> float:
-        """The nearer of the call's and the request's own; the default where neither is given."""
-        given = [remaining_s] if remaining_s is not None and remaining_s <= DEADLINE_S_MAX else []
-        if request.deadline_ms:
-            given.append(request.deadline_ms / 1000)
-        return min(given, default=self._default_deadline_s)
-
     async def _run(
         self, request: ExecutorRequest, serving: Serving, live: LiveRequest, writer: StreamWriter
     ) -> None:
@@ -188,14 +161,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         message: pb.AbortRequest,
         context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse],
     ) -> pb.AbortResponse:
-        if len(message.external_ids) > ABORT_IDS_MAX:
-            error = InvalidRequestError(
-                f"external_ids is {len(message.external_ids)} ids; it must be at most "
-                f"{ABORT_IDS_MAX}",
-                field="external_ids",
-                value=len(message.external_ids),
-                limit=ABORT_IDS_MAX,
-            )
+        try:
+            check_abort(message)
+        except InvalidRequestError as error:
             await fail(context, error)
         response = pb.AbortResponse()
         why = f": {shorten(message.reason)}" if message.reason else ""
