@@ -295,7 +295,8 @@ async def test_what_is_no_protobuf_is_refused_by_name(
         garbage = b"\x0a"  # those fields mean nothing to the other methods
     async with running_server(ContextRole, tmp_path) as server:
         channel = grpc.aio.insecure_channel(server.process.state.address)
-        call = channel.unary_stream(f"/baton.v1.{method}")(garbage, timeout=5)
+        raw_call: Any = channel.unary_stream(f"/baton.v1.{method}")
+        call = raw_call(garbage, timeout=5)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         await channel.close()
