@@ -76,7 +76,8 @@ class Outputs(_Message, frozen=True):
 
 
 class Heartbeat(_Message, frozen=True):
-    """`progress` counts rounds of the worker's loop; `is_busy` says that it should grow."""
+    """`progress` counts rounds of the worker's loop and what the engine does within them;
+    `is_busy` says that it should grow."""
 
     progress: int
     is_busy: bool

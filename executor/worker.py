@@ -107,7 +107,8 @@ class Worker:
         self._refused: list[EngineOutput] = []
 
     def heartbeat(self) -> Heartbeat:
-        return Heartbeat(self._progress, self._is_busy)
+        """`progress` takes in what the engine does within a step: a large model's step is long."""
+        return Heartbeat(self._progress + self._engine.progress, self._is_busy)
 
     def run(self) -> None:
         """Until `Stop`. Raises what the engine raised: it is dead then."""

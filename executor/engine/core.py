@@ -47,6 +47,10 @@ from protos.messages import (
 class Runner(Protocol):
     """Computes chunks. Its tokens depend on each chunk's own sequence alone."""
 
+    @property
+    def progress(self) -> int:
+        """Grows while `run` gets on."""
+
     def run(self, chunks: list[Chunk]) -> list[int | None]:
         """For each chunk the token sampled after it, None where it samples none.
 
@@ -135,6 +139,10 @@ class EngineCore:
         return self._mover.renew(disagg_request_id, pull_token)
 
     # --- when to step -------------------------------------------------------
+
+    @property
+    def progress(self) -> int:
+        return self._runner.progress
 
     def has_work(self) -> bool:
         if self._news.is_raised() or self._cancelled or self._scheduler.has_work():

@@ -19,6 +19,10 @@ class TorchRunner:
         self.model = model
         self.pool = pool
 
+    @property
+    def progress(self) -> int:
+        return self.model.num_layers_run
+
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> list[int | None]:
         """For each chunk the token sampled after it, None where it ends inside the known ones.

@@ -141,6 +141,10 @@ class ScriptedEngine:
     def renew(self, disagg_request_id: DisaggRequestId, pull_token: bytes) -> bool:
         return self._pool.renew(disagg_request_id, pull_token, self._clock())
 
+    @property
+    def progress(self) -> int:
+        return self._counters["steps"]
+
     def has_work(self) -> bool:
         if self._running or self._num_doomed or (self._waiting and self._can_admit()):
             return True

@@ -122,6 +122,10 @@ class Engine(Protocol):
     def renew(self, disagg_request_id: DisaggRequestId, pull_token: bytes) -> bool:
         """Start a lease's duration anew. True where one was live."""
 
+    @property
+    def progress(self) -> int:
+        """Grows while `step` gets on, within a long step too. Read from another thread."""
+
     def has_work(self) -> bool:
         """True when `step` would do something now."""
 

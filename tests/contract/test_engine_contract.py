@@ -249,3 +249,13 @@ def test_load_and_audit_return_to_the_start(bench: Bench) -> None:
     assert after.blocks_free == after.blocks_total
     by_state = bench.engine.audit().blocks_by_state
     assert by_state["free"] + by_state["cached"] == after.blocks_total
+
+
+def test_progress_grows_while_it_works_and_rests_when_it_does_not(bench: Bench) -> None:
+    """Guards the watch over a worker: what counts as standing still must not be a long step."""
+    before = bench.engine.progress
+    bench.submit(1)
+    bench.until(lambda: bench.is_over(1))
+    after = bench.engine.progress
+    assert after > before
+    assert bench.engine.progress == after

@@ -44,10 +44,16 @@ class HandRunner:
 
     def __init__(self) -> None:
         self.last: list[Chunk] = []
+        self.num_runs = 0
         self.bad_prompts: list[int] = []
+
+    @property
+    def progress(self) -> int:
+        return self.num_runs
 
     def run(self, chunks: list[Chunk]) -> list[int | None]:
         self.last = chunks
+        self.num_runs += 1
         return [self._token(chunk) if chunk.samples else None for chunk in chunks]
 
     def _token(self, chunk: Chunk) -> int:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from executor.engine.factory import create_engine
+from executor.engine.seam import EngineRequest
 from executor.messages import Heartbeat
 from executor.worker import Heart
+from protos.messages import RequestType, SamplingParams
+from protos.tokens import pack_token_ids
+from tests.support.engine_drive import engine_config
+from tests.support.engine_models import save_checkpoint
 
 PERIOD_S = 0.01
 ALLOWANCE = 5
@@ -44,3 +51,25 @@ def test_the_heart_beats_during_a_long_step_of_torch() -> None:
     gaps = [b - a for a, b in zip([began_s, *outbox.beats_s], outbox.beats_s, strict=False)]
     assert max(gaps) < SILENCE_S
     assert len(outbox.beats_s) >= took_s / PERIOD_S / ALLOWANCE
+
+
+def test_a_long_step_shows_its_progress_from_within(tmp_path: Path) -> None:
+    """A large model on a few cores takes longer for one step than the stall bound: the watch
+    took that for a loop that stands, failed its requests and killed the worker."""
+    config = engine_config(save_checkpoint("llama", tmp_path))
+    engine = create_engine(config, lambda: None)
+    num_layers = engine.identity.layout.num_layers
+    assert num_layers > 1
+    engine.submit(
+        EngineRequest(
+            request_id=1,
+            request_type=RequestType.CONTEXT_AND_GENERATION,
+            prompt_token_ids=pack_token_ids((5, 6, 7)),
+            sampling=SamplingParams(max_tokens=2, seed=0, ignore_eos=True),
+            deadline_s=30.0,
+        )
+    )
+    before = engine.progress
+    engine.step()
+    assert engine.progress == before + num_layers
+    engine.close()

@@ -55,6 +55,8 @@ class LlamaModel:
         head = weights.get("lm_head.weight")
         self.head = Linear(self.embedding if head is None else head)
         self.cos, self.sin = cos_sin_tables(config, num_positions, dtype, device)
+        self.num_layers_run = 0
+        """Over all steps: a sign of life within a long one."""
 
     @torch.inference_mode()
     def forward(
@@ -67,6 +69,7 @@ class LlamaModel:
         for index, layer in enumerate(self.layers):
             x_te = x_te + self._attention(index, layer, x_te, cos, sin, plan)
             x_te = x_te + self._mlp(layer, x_te)
+            self.num_layers_run += 1
         if len(logit_rows) == 0:
             return x_te.new_empty(0, self.config.vocab_size, dtype=torch.float32)
         return self.head(self._rms_norm(x_te[logit_rows], self.norm)).float()
