@@ -26,6 +26,7 @@ TOP_LEVEL = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
+ROPE_FACTORS = "rope_freqs.weight"
 IN_LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -62,6 +63,8 @@ def read_arrays(path: Path, config: ModelConfig) -> Iterator[tuple[str, FloatArr
 
 def hf_name(name: str) -> str:
     """ "blk.3.attn_q.weight" is "model.layers.3.self_attn.q_proj.weight"."""
+    if name == ROPE_FACTORS:
+        return name  # Hugging Face has no such tensor
     stem, _, kind = name.rpartition(".")
     if stem in TOP_LEVEL and kind == "weight":
         return f"{TOP_LEVEL[stem]}.{kind}"

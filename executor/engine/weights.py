@@ -17,6 +17,7 @@ import safetensors
 import torch
 
 from common.model_files import is_gguf, read_json, require_model_path
+from executor.engine.gguf_weights import ROPE_FACTORS, read_tensors
 from executor.engine.models.config import ModelConfig, load_model_config
 from protos.errors import ConfigError
 
@@ -44,7 +45,8 @@ def load_weights(
         ):
             continue
         _check_shape(path, name, tuple(tensor.shape), expected)
-        loaded[name] = tensor.to(device=device, dtype=dtype).contiguous()
+        kept = torch.float32 if name == ROPE_FACTORS else dtype
+        loaded[name] = tensor.to(device=device, dtype=kept).contiguous()
     missing = [name for name in expected if name not in loaded]
     if missing:
         raise ConfigError(
@@ -64,6 +66,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         for name, shape in _layer_shapes(config).items():
             shapes[f"model.layers.{layer}.{name}"] = shape
     shapes["model.norm.weight"] = (config.hidden_size,)
+    if config.has_rope_factors:
+        shapes[ROPE_FACTORS] = (config.head_dim // 2,)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     return shapes
@@ -132,9 +136,7 @@ def _check_shape(
 
 def _tensors(path: Path, config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     if is_gguf(path):
-        from executor.engine import gguf_weights
-
-        yield from gguf_weights.read_tensors(path, config)
+        yield from read_tensors(path, config)
         return
     for file in _weight_files(path):
         try:

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from executor.engine.gguf_weights import unpermute
 from executor.engine.models.config import ModelConfig, load_model_config
+from executor.engine.models.llama import LlamaModel
+from executor.engine.models.rope import cos_sin_tables, inverse_frequencies
 from executor.engine.weights import expected_shapes, load_weights, model_fingerprint
 from protos.errors import ConfigError
 
@@ -31,6 +33,19 @@ SHAPE: dict[str, Any] = {
 KINDS: dict[str, Any] = {
     "llama": lambda: transformers.LlamaConfig(**SHAPE, tie_word_embeddings=True),
     "llama_biases": lambda: transformers.LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
+    "llama3_rope": lambda: transformers.LlamaConfig(
+        **SHAPE,
+        head_dim=32,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
     "mistral": lambda: transformers.MistralConfig(**SHAPE, head_dim=16, sliding_window=16),
     "qwen2": lambda: transformers.Qwen2Config(**SHAPE),
     "qwen3": lambda: transformers.Qwen3Config(**SHAPE, head_dim=16),
@@ -112,6 +127,8 @@ GGUF_NAMES = {
 
 
 def gguf_name(name: str) -> str:
+    if name == "rope_freqs.weight":
+        return name
     stem, kind = name.rsplit(".", 1)
     if stem.startswith("model.layers."):
         _, _, layer, inner = stem.split(".", 3)
@@ -175,6 +192,30 @@ def test_gguf_equals_the_folder(tmp_path: Path, kind: str, arch: str) -> None:
         tolerance = 0.01 if name == "model.layers.0.mlp.up_proj.weight" else 0.0
         assert torch.allclose(loaded[name], tensor, rtol=0, atol=tolerance), name
     assert loaded.keys() == expected.keys()
+
+
+def test_gguf_tells_llama3_rope_by_factors(tmp_path: Path) -> None:
+    """GGUF files of Llama 3.1 and later carry a divisor for each rotary frequency instead of
+    the scaling's parameters: they were refused, and ignoring them would give wrong tokens."""
+    model = tiny("llama3_rope")
+    model.save_pretrained(tmp_path / "hf")
+    config = load_model_config(tmp_path / "hf")
+    plain = dataclasses.replace(config, rope_scaling=None)
+    factors = inverse_frequencies(plain) / inverse_frequencies(config)
+    assert factors.max() > 1.5
+    path = tmp_path / "model.gguf"
+    write_gguf(path, "llama", config, {**reference(model, config), "rope_freqs.weight": factors})
+    from_gguf = load_model_config(path)
+    assert from_gguf.has_rope_factors
+    assert from_gguf.rope_scaling is None
+    loaded = load_weights(path, from_gguf, torch.bfloat16, CPU)
+    assert loaded["rope_freqs.weight"].dtype is torch.float32
+    torch.testing.assert_close(
+        inverse_frequencies(from_gguf, loaded["rope_freqs.weight"]), inverse_frequencies(config)
+    )
+    tables = LlamaModel(from_gguf, loaded, num_positions=64, dtype=torch.float32, device=CPU)
+    expected, _ = cos_sin_tables(config, 64, torch.float32, CPU)
+    torch.testing.assert_close(tables.cos, expected)
 
 
 @pytest.mark.parametrize("damage", ["missing", "unexpected", "shape"])

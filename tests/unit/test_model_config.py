@@ -159,7 +159,6 @@ def test_gguf_says_the_same_as_config_json() -> None:
         ({"general.architecture": "gemma3"}, (), "gemma3"),
         ({"llama.rope.dimension_count": 4}, (), "rope.dimension_count"),
         ({"llama.rope.scaling.type": "yarn"}, (), "yarn"),
-        ({}, ("rope_freqs.weight",), "rope_freqs.weight"),
     ],
 )
 def test_gguf_that_is_not_supported(

@@ -75,6 +75,9 @@ class ModelConfig:
     qk_norm: bool
     """RMS norm over each head's query and key, before the rotation."""
     eos_token_ids: tuple[int, ...]
+    has_rope_factors: bool = False
+    """Whether the weights bring a divisor for each rotary frequency: GGUF's way of telling
+    Llama 3.1's scaling."""
 
     def __post_init__(self) -> None:
         _require(self.num_heads % self.num_kv_heads == 0, "num_key_value_heads", self.num_kv_heads)
@@ -156,7 +159,6 @@ def parse_gguf(metadata: Mapping[str, Any], tensor_names: tuple[str, ...]) -> Mo
     head_dim = int(optional("attention.key_length") or hidden_size // num_heads)
     rotary_dim = int(optional("rope.dimension_count") or head_dim)
     _require(rotary_dim == head_dim, "rope.dimension_count", rotary_dim)
-    _require("rope_freqs.weight" not in tensor_names, "rope_freqs.weight", "a GGUF tensor")
     scaling = {
         "rope_type": optional("rope.scaling.type") or "default",
         "factor": optional("rope.scaling.factor") or 1.0,
@@ -183,6 +185,7 @@ def parse_gguf(metadata: Mapping[str, Any], tensor_names: tuple[str, ...]) -> Mo
         mlp_bias="blk.0.ffn_up.bias" in tensor_names,
         qk_norm="blk.0.attn_q_norm.weight" in tensor_names,
         eos_token_ids=gguf_eos_token_ids(metadata),
+        has_rope_factors="rope_freqs.weight" in tensor_names,
     )
 
 

@@ -48,13 +48,14 @@ class LlamaModel:
         device: torch.device,
     ) -> None:
         self.config = config
+        rope_factors = weights.pop("rope_freqs.weight", None)
         self.num_parameters = sum(weight.numel() for weight in weights.values())
         self.embedding = weights["model.embed_tokens.weight"]
         self.layers = [_load_layer(weights, index) for index in range(config.num_layers)]
         self.norm = weights["model.norm.weight"]
         head = weights.get("lm_head.weight")
         self.head = Linear(self.embedding if head is None else head)
-        self.cos, self.sin = cos_sin_tables(config, num_positions, dtype, device)
+        self.cos, self.sin = cos_sin_tables(config, num_positions, dtype, device, rope_factors)
         self.num_layers_run = 0
         """Over all steps: a sign of life within a long one."""
 

@@ -13,10 +13,15 @@ import torch
 from executor.engine.models.config import ModelConfig, RopeScaling
 
 
-def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
-    """[head_dim / 2], float32, with the model's scaling applied."""
+def inverse_frequencies(config: ModelConfig, factors: torch.Tensor | None = None) -> torch.Tensor:
+    """[head_dim / 2], float32, with the model's scaling applied.
+
+    `factors` are divisors that came with the weights (GGUF's `rope_freqs`).
+    """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
+    if factors is not None:
+        frequencies = frequencies / factors.float().cpu()
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies
@@ -35,10 +40,15 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 
 
 def cos_sin_tables(
-    config: ModelConfig, num_positions: int, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    num_positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    factors: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Two tables [num_positions, head_dim], computed in float32."""
-    angles = torch.outer(torch.arange(num_positions).float(), inverse_frequencies(config))
+    frequencies = inverse_frequencies(config, factors)
+    angles = torch.outer(torch.arange(num_positions).float(), frequencies)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
