@@ -115,11 +115,13 @@ def check_model(request_model: str, limits: ModelLimits) -> None:
         )
 
 
-def check_limits(num_prompt_tokens: int, sampling: SamplingParams, limits: ModelLimits) -> None:
+def check_limits(
+    num_prompt_tokens: int, sampling: SamplingParams, limits: ModelLimits, on: str = "this server"
+) -> None:
     """Whether prompt and completion fit. Raises InvalidRequestError.
 
     The numbers are those a user knows: tokens of the prompt, max_tokens, and
-    the server's limits.
+    the limits, which are those of the server that `on` names.
     """
     if num_prompt_tokens < 1:
         raise invalid("prompt", "0 tokens", "at least one token")
@@ -127,7 +129,7 @@ def check_limits(num_prompt_tokens: int, sampling: SamplingParams, limits: Model
         raise invalid(
             "prompt",
             f"{num_prompt_tokens} tokens",
-            f"at most {limits.max_prompt_tokens} tokens on this server",
+            f"at most {limits.max_prompt_tokens} tokens on {on}",
         )
     room = limits.max_total_tokens - num_prompt_tokens
     if room < 1:
@@ -135,14 +137,14 @@ def check_limits(num_prompt_tokens: int, sampling: SamplingParams, limits: Model
             "prompt",
             f"{num_prompt_tokens} tokens",
             f"at most {limits.max_total_tokens - 1}, so that one token can follow "
-            f"(prompt and completion: {limits.max_total_tokens})",
+            f"(prompt and completion: {limits.max_total_tokens} on {on})",
         )
     if sampling.max_tokens is not None and sampling.max_tokens > room:
         raise invalid(
             "sampling.max_tokens",
             sampling.max_tokens,
             f"at most {room} after a prompt of {num_prompt_tokens} tokens "
-            f"(prompt and completion: {limits.max_total_tokens})",
+            f"(prompt and completion: {limits.max_total_tokens} on {on})",
         )
 
 

@@ -135,6 +135,20 @@ class Fleet:
             raise ServerUnavailableError(self._why_none(self._missing_role()))
         return self._limits
 
+    def limited_by(self) -> str:
+        """The server whose limits are the tightest, for refusals to name."""
+        usable = [*self._usable[Role.CONTEXT], *self._usable[Role.GENERATION]]
+        known = [server for server in usable if server.model]
+        if not known:
+            return "this router"
+
+        def tightness(server: Server) -> tuple[int, int]:
+            assert server.model is not None
+            limits = server.model.limits
+            return limits.max_total_tokens, limits.max_prompt_tokens
+
+        return min(known, key=tightness).label
+
     def _missing_role(self) -> Role:
         """The role to name where nothing is usable: one without any server up, if there is one."""
         needed = (Role.CONTEXT, Role.GENERATION) if self._needs_pairs else (Role.GENERATION,)

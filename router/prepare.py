@@ -52,7 +52,9 @@ async def prepare(request: GenerateRequest, fleet: Fleet, tokenizer: Tokenizer |
     """Raises InvalidRequestError, ModelNotFoundError or ServerUnavailableError."""
     limits = fleet.limits()
     check_model(request.model, limits)
-    token_ids = await prompt_token_ids(request, tokenizer, limits, "this router")
+    token_ids = await prompt_token_ids(
+        request, tokenizer, limits, "this router", fleet.limited_by()
+    )
     sampling = request.sampling
     max_tokens = sampling.max_tokens or limits.max_total_tokens - len(token_ids)
     seed = secrets.randbits(64) if sampling.seed is None else sampling.seed

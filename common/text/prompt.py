@@ -22,9 +22,15 @@ TEMPLATE_CHARACTERS_PER_MESSAGE = 64
 
 
 async def prompt_token_ids(
-    request: GenerateRequest, tokenizer: Tokenizer | None, limits: ModelLimits, where: str
+    request: GenerateRequest,
+    tokenizer: Tokenizer | None,
+    limits: ModelLimits,
+    where: str,
+    limited_by: str = "this server",
 ) -> tuple[int, ...]:
-    """The prompt, checked against the limits. `where` says whose tokenizer it would be.
+    """The prompt, checked against the limits.
+
+    `where` says whose tokenizer it would be, `limited_by` whose limits they are.
 
     Raises InvalidRequestError, naming field, value and limit.
     """
@@ -35,7 +41,7 @@ async def prompt_token_ids(
     token_ids = request.token_ids
     if token_ids is None:
         token_ids = await _tokenised(request, tokenizer, limits, where)
-    check_limits(len(token_ids), sampling, limits)
+    check_limits(len(token_ids), sampling, limits, limited_by)
     check_token_ids(token_ids, "token_ids", limits)
     return token_ids
 

@@ -85,6 +85,10 @@ async def test_bad_input_is_refused_by_name(tmp_path: Path) -> None:
             error = answer.error
             assert type(error) is kind, f"{fields}: {error!r}"
             assert (error.field, part in error.message) == (field, True), f"{fields}: {error}"
+        for prompt, max_tokens in (((1,) * 401, 2), ((1,) * 3, 498)):
+            answer = await client.generate(prompt, max_tokens=max_tokens)
+            assert answer.error is not None
+            assert "on generation-0" in answer.error.message, "whose limit it is"
         no_prompt = client.inference.Generate(pb.GenerateRequest())
         with pytest.raises(Exception, match="one of text, chat and token_ids"):
             await no_prompt.read()
