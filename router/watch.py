@@ -6,7 +6,8 @@
 A refused connection is known at once. A server that is silent for
 heartbeat_timeout_s is declared gone, and its open streams are told, since
 nothing else would end them. The same for one that answers, but says that its
-engine is stalled, or whose engine tells no load several times running.
+engine is stalled: the server watches its engine itself. A load that does not come
+says nothing more: an engine tells it between two steps, and a step may be long.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from protos.status import error_from_rpc
 from router.fleet import Fleet
 from router.links import Link
 
-LATE_LOADS_MAX = 2
-"""So many late answers in a row are silence; one is only late."""
 STREAMING_STATES = ("ready", "draining")
 """In which a server may still be answering what it has taken."""
 
@@ -52,7 +51,6 @@ class Watcher:
         self._is_up = False
         self._reason = ""
         self._incarnation: int | None = None
-        self._num_late_loads = 0
         self._woken = asyncio.Event()
 
     def suspect(self, reason: str) -> None:
@@ -95,36 +93,26 @@ class Watcher:
                 cpb.GetModelInfoRequest(), metadata=metadata, timeout=timeout
             )
             model = model_info_from_proto(answer)
-        if info.state == "ready" and self._num_late_loads >= LATE_LOADS_MAX:
-            await self._ask_load()  # before it may come back, not after
-            if self._num_late_loads:
-                return False
         is_up = self._fleet.observe(self._link.address, info, model)
         if is_up:
             await self._ask_load()
-            return self._num_late_loads < LATE_LOADS_MAX
+            return True
         if info.state not in STREAMING_STATES:
             self._on_silent(self._link.address, self._server_reason())
         return False
 
     async def _ask_load(self) -> None:
-        """A late answer is no death: who the server is was told just before."""
+        """Late is unknown, and waits no longer than a heartbeat: the next probe matters more."""
+        timeout_s = min(self._heartbeat_s, self._timeout_s)
         try:
             load = await self._link.control.GetLoad(
-                cpb.GetLoadRequest(), metadata=self._link.metadata, timeout=self._timeout_s
+                cpb.GetLoadRequest(), metadata=self._link.metadata, timeout=timeout_s
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise
-            self._num_late_loads += 1
-            self._log.warning("load_unknown", address=self._link.address)
-            if self._num_late_loads >= LATE_LOADS_MAX:
-                self._fall_silent(
-                    f"its engine told no load within {self._timeout_s:g} s, "
-                    f"{self._num_late_loads} times running"
-                )
+            self._log.info("load_unknown", address=self._link.address)
         else:
-            self._num_late_loads = 0
             self._fleet.report_load(self._link.address, load_from_proto(load))
 
     def _see_incarnation(self, incarnation: int) -> None:
@@ -133,7 +121,6 @@ class Watcher:
             return
         if self._incarnation not in (None, incarnation):
             self._fall_silent("it was restarted")
-            self._num_late_loads = 0
         self._incarnation = incarnation
 
     def _lost(self, error: grpc.aio.AioRpcError) -> None:

@@ -1,12 +1,15 @@
 """From logits to token ids: greedy, temperature, top-k, top-p.
 
-Random numbers are counter-based: the uniform number that chooses a token
-depends on the request's seed and the token's position in the whole sequence,
-on nothing else. Whatever the batch, the chunking or the server, a request draws
-the same numbers, so it can be resumed elsewhere. The token is the inverse of
-the cumulative distribution at that number, in float64 and in the order of token
-ids: an order by probability would let float32 noise between two almost equally
-likely tokens swap them, and with them the answer.
+Random numbers are counter-based: what a token's noise is depends on the
+request's seed, the position in the whole sequence and the token's id, on nothing
+else. So a request draws the same tokens whatever the batch, the chunking or the
+server, and can be resumed elsewhere.
+
+A token is drawn by the Gumbel-max method (Gumbel, 1954; Yellott, 1977): the
+largest of logit / temperature + noise, which has exactly the softmax's
+distribution. Unlike a walk along the cumulative distribution, where float32
+noise in any logit moves every border behind it, it changes an answer only where
+the two best sums are that close.
 
 Shapes: B rows (sequences), V vocabulary.
 """
@@ -38,17 +41,24 @@ class SamplingRow:
     position: int
 
 
-def uniforms(seeds: list[int], positions: list[int]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per (seed, position).
+def gumbel_noise(
+    seeds: list[int], positions: list[int], vocab_size: int
+) -> npt.NDArray[np.float64]:
+    """[B, V]: standard Gumbel numbers, one per (seed, position, token id).
 
-    Two rounds of the SplitMix64 finaliser (Steele, Lea, Flood: Fast Splittable
-    Pseudorandom Number Generators, 2014), the position mixed in before the
-    second, so that neighbouring seeds and positions are unrelated.
+    (seed, position) is hashed to the state of a SplitMix64 generator (Steele,
+    Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014), whose
+    n-th output belongs to token n.
     """
     seed_b = np.asarray([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
     position_b = np.asarray(positions, dtype=np.uint64)
-    bits_b = _mix(_mix(seed_b + _GAMMA) ^ (position_b * _GAMMA))
-    return (bits_b >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    state_b = _mix(_mix(seed_b + _GAMMA) ^ (position_b * _GAMMA))
+    step_v = np.arange(1, vocab_size + 1, dtype=np.uint64) * _GAMMA
+    bits_bv = _mix(state_b[:, None] + step_v[None])
+    # Never 0 nor 1: both logarithms stay finite.
+    uniform_bv = ((bits_bv >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform_bv))
+    return noise
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -83,36 +93,37 @@ def kept_probabilities(logits_bv: torch.Tensor, rows: list[SamplingRow]) -> torc
     measured after top-k.
     """
     device = logits_bv.device
-
-    def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
-
-    temperature_b1 = column([row.temperature for row in rows])
+    temperature_b1 = _column([row.temperature for row in rows], device)
     sorted_bv, ids_bv = torch.sort(logits_bv.double(), dim=-1, descending=True, stable=True)
     # The largest is subtracted first: a tiny temperature must not overflow.
     scaled_bv = (sorted_bv - sorted_bv[:, :1]) / temperature_b1
     weights_bv = scaled_bv.exp()
     vocab_size = logits_bv.shape[1]
-    top_k_b1 = column([float(row.top_k or vocab_size) for row in rows])
+    top_k_b1 = _column([float(row.top_k or vocab_size) for row in rows], device)
     rank_v = torch.arange(vocab_size, device=device, dtype=torch.float64)
     weights_bv = weights_bv.masked_fill(rank_v[None] >= top_k_b1, 0.0)
     probabilities_bv = weights_bv / weights_bv.sum(dim=-1, keepdim=True)
     before_bv = probabilities_bv.cumsum(dim=-1) - probabilities_bv
-    top_p_b1 = column([row.top_p for row in rows])
+    top_p_b1 = _column([row.top_p for row in rows], device)
     is_cut_bv = (before_bv >= top_p_b1) & (rank_v[None] > 0)
     kept_bv = probabilities_bv.masked_fill(is_cut_bv, 0.0)
     return torch.zeros_like(kept_bv).scatter_(1, ids_bv, kept_bv)
 
 
 def _draw(logits_bv: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
-    kept_bv = kept_probabilities(logits_bv, rows)
-    cumulative_bv = kept_bv.cumsum(dim=-1)
-    u_b = uniforms([row.seed for row in rows], [row.position for row in rows])
-    u_b1 = torch.from_numpy(u_b).to(logits_bv.device)[:, None]
-    target_b1 = u_b1 * cumulative_bv[:, -1:]
-    chosen_b1 = torch.searchsorted(cumulative_bv, target_b1, right=True)
-    # Rounding may put the target on the very end; the last kept token is meant then.
-    ids_v = torch.arange(kept_bv.shape[1], device=kept_bv.device)
-    last_b1 = ids_v.masked_fill(kept_bv <= 0, -1).amax(dim=-1, keepdim=True)
-    picked: list[int] = torch.minimum(chosen_b1, last_b1)[:, 0].tolist()
+    temperature_b1 = _column([row.temperature for row in rows], logits_bv.device)
+    wide_bv = logits_bv.double()
+    # The largest is subtracted first: a tiny temperature must not overflow.
+    scores_bv = (wide_bv - wide_bv.amax(dim=-1, keepdim=True)) / temperature_b1
+    cut = [index for index, row in enumerate(rows) if row.top_k or row.top_p < 1.0]
+    if cut:
+        kept_bv = kept_probabilities(logits_bv[cut], [rows[index] for index in cut]) > 0
+        scores_bv[cut] = scores_bv[cut].masked_fill(~kept_bv, float("-inf"))
+    seeds, positions = [row.seed for row in rows], [row.position for row in rows]
+    noise_bv = torch.from_numpy(gumbel_noise(seeds, positions, logits_bv.shape[1]))
+    picked: list[int] = (scores_bv + noise_bv.to(logits_bv.device)).argmax(dim=-1).tolist()
     return picked
+
+
+def _column(values: list[float], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
