@@ -6,8 +6,8 @@
 | baton_requests_open | gauge | role | requests being served now |
 | baton_ttft_seconds | histogram | role | from receiving a request to its first token |
 | baton_itl_seconds | histogram | role | time per token after the first |
-| baton_kv_transfer_bytes_total | counter | role | KV bytes pulled (not on context) |
-| baton_kv_transfer_seconds | histogram | role | per pull, until verified (not on context) |
+| baton_kv_transfer_bytes_total | counter | role | KV bytes of answered requests (not on context) |
+| baton_kv_transfer_seconds | histogram | role | their pulls, until verified (not on context) |
 | baton_recomputed_tokens_total | counter | role | computed again (not on context) |
 | baton_kv_sent_bytes_total | counter | role | KV bytes that a peer acknowledged (context) |
 | baton_kv_sent_seconds_total | counter | role | serving those pulls, summed (context) |

@@ -54,7 +54,7 @@ class HealthConfig(ConfigStruct, frozen=True, kw_only=True):
     silence_ms: Annotated[int, Meta(ge=100, le=3_600_000)] = 3_000
     """Nothing was heard from it for so long: it is stopped, swapped out or starved."""
     stall_ms: Annotated[int, Meta(ge=100, le=3_600_000)] = 10_000
-    """Its loop made no round under work for so long. Must be over the longest step."""
+    """Under work it finished no step and no layer of the model for so long."""
     give_up_ms: Annotated[int, Meta(ge=100, le=3_600_000)] = 30_000
     """From its last sign of life or progress: it is killed, and the server ends."""
 

@@ -99,7 +99,7 @@ def _check_params_presence(
 ) -> None:
     is_generation_only = request_type is RequestType.GENERATION_ONLY
     if is_generation_only and signed is None:
-        raise invalid("context_phase_params", "absent", "required by a generation_only request")
+        raise invalid("context_phase_params", "absent", "given in a generation_only request")
     if signed is not None and not is_generation_only:
         raise invalid("context_phase_params", "given", f"absent in a {request_type} request")
 

@@ -85,8 +85,14 @@ def _entry(info: ServerInfo, audit: LedgerAudit | None, address: str, error: str
         "ledger_entries": _sorted(audit.entries_by_state) if audit else None,
         "blocks_by_state": _sorted(audit.blocks_by_state) if audit else None,
         "blocks_by_owner": _sorted(audit.blocks_by_owner) if audit else None,
+        "holders": _holders(audit) if audit else None,
         "counters": _sorted(audit.counters) if audit else None,
     }
+
+
+def _holders(audit: LedgerAudit) -> dict[str, list[str]]:
+    """Every held block's holders by name. JSON's keys are text."""
+    return {str(block): list(names) for block, names in sorted(audit.holders.items())}
 
 
 def _sorted(counts: dict[str, int]) -> dict[str, int]:
@@ -116,7 +122,7 @@ def _print_tables(picture: dict[str, Any]) -> None:
     if not console.is_terminal:
         console = Console(width=FILE_WIDTH)
     console.print(table)
-    for row in picture["servers"]:
+    for row in [*rows, *picture["servers"]]:
         if row["detail"]:
             console.print(f"{row['name']}: {row['detail']}", markup=False)
 

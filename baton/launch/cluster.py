@@ -180,17 +180,26 @@ class Cluster:
                 raise ServerUnavailableError(child.story(what))
 
     def _await_members(self) -> None:
-        """The router listens at once; that it reached every server is asked of it."""
+        """The router listens at once; that it can serve with all of them is asked of it.
+
+        Raises ConfigError where the servers cannot pair, such as by unequal block sizes.
+        """
         token = load_secret(self.secret_file).control_token()
         deadline_s = time.monotonic() + self._config.start_timeout_s
         with Client(self.address, control_token=token) as client, self._selector() as selector:
-            while missing := [s for s in client.info().servers if s.state != "ready"]:
+            while True:
+                info = client.info()
+                missing = [server for server in info.servers if server.state != "ready"]
+                if not missing:
+                    break
                 self._look_around()
                 if time.monotonic() > deadline_s:
                     raise ServerUnavailableError(
                         f"the router does not reach {missing[0].address}: {missing[0].detail}"
                     )
                 selector.select(MEMBERS_POLL_S)
+        if info.state != "ready":
+            raise ConfigError(f"the servers cannot serve together: {info.detail}")
 
     def _addresses(self, role: str) -> list[str]:
         return [child.address for child in self._children if child.role == role]

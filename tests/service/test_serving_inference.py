@@ -140,7 +140,7 @@ BAD = [
         text_request(request_type=pb.REQUEST_TYPE_GENERATION_ONLY),
         "INVALID_ARGUMENT",
         "context_phase_params",
-        "absent; .*required",
+        "absent; .*given in a generation_only",
     ),
     (text_request(request_type=9), "INVALID_ARGUMENT", "request_type", "9"),
 ]

@@ -201,3 +201,13 @@ def test_a_server_that_cannot_work_as_configured_says_why_and_no_more(tmp_path: 
     assert "baton doctor" in done.stderr
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stdout
+
+
+def test_servers_that_cannot_pair_are_told_at_the_start(tmp_path: Path) -> None:
+    """`up` said that the router listens, and every request then failed."""
+    uneven = {"engine": {"kv_cache": {"tokens_per_block": 32}}}
+    done = baton("up", "--config", str(write_cluster(tmp_path, context=uneven)))
+    assert done.returncode == 2
+    assert "cannot serve together" in done.stderr
+    assert "tokens_per_block 32 against 16" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -272,6 +272,12 @@ def test_the_version_is_that_of_the_package() -> None:
     assert run("--version").stdout == f"baton, version {pyproject['project']['version']}\n"
 
 
+HELD = LedgerAudit(
+    blocks_by_state={"live": 2, "free": 3},
+    holders={10: ("lease:1-2-0",), 9: ("sequence:1", "transfer:1-2-0")},
+)
+
+
 def make_router() -> tuple[ServerInfo, LedgerAudit]:
     def info(name: str, role: str, **more: Any) -> ServerInfo:
         return ServerInfo(name=name, role=role, incarnation=255, version="1", state="ready", **more)
@@ -280,7 +286,7 @@ def make_router() -> tuple[ServerInfo, LedgerAudit]:
     audit = LedgerAudit(
         entries_by_state={"open": 1},
         servers=(
-            ServerLedger(name="c", ledger=LedgerAudit(blocks_by_state={"live": 2, "free": 3})),
+            ServerLedger(name="c", ledger=HELD),
             ServerLedger(name="g", error="no answer"),
         ),
     )
@@ -292,6 +298,10 @@ def test_the_picture_holds_each_server_even_a_silent_one() -> None:
     context, generation = picture["servers"]
     assert picture["router"]["ledger_entries"] == {"open": 1}
     assert context["blocks_by_state"] == {"free": 3, "live": 2}
+    assert list(context["holders"].items()) == [
+        ("9", ["sequence:1", "transfer:1-2-0"]),
+        ("10", ["lease:1-2-0"]),
+    ], "every held block's holders are named"
     assert (context["incarnation"], context["address"]) == ("00000000000000ff", "h:1")
     assert (generation["blocks_by_state"], generation["detail"]) == (None, "no answer")
 
