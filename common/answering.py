@@ -1,19 +1,22 @@
-"""What every Generate and Abort call does alike, on the router and on the servers."""
+"""What Generate, Abort and Control calls do alike, on the router and on the servers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
 from common.logs import Log
 from common.metrics import Metrics
-from common.rpc import fail
+from common.rpc import check_control, fail
+from common.security import ClusterSecret
 from protos import inference_pb2 as pb
 from protos.errors import BatonError, InternalError, InvalidRequestError
+
+Answer = TypeVar("Answer")
 
 ABORT_IDS_MAX = 4096
 DEADLINE_S_MAX = 24 * 3600.0
@@ -49,6 +52,28 @@ async def answering(
         await fail(context, InternalError(f"{type(error).__name__}: see the server's log"))
     finally:
         metrics.request_ended(outcome)
+
+
+async def answer_control(
+    context: grpc.aio.ServicerContext[Any, Any],
+    secret: ClusterSecret,
+    log: Log,
+    answer: Callable[[], Awaitable[Answer]],
+    *,
+    whose: str,
+) -> Answer:
+    """One Control call: the key first, then the answer or the error that ends it.
+
+    `whose` log an unexpected error is told to be in.
+    """
+    try:
+        check_control(context, secret)
+        return await answer()
+    except BatonError as error:
+        await fail(context, error)
+    except Exception as error:
+        log.exception("control_call_broke", error)
+        await fail(context, InternalError(f"{type(error).__name__}: see the {whose}'s log"))
 
 
 def deadline_s_of(deadline_ms: int, remaining_s: float | None, default_s: float) -> float:

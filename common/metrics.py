@@ -35,7 +35,7 @@ from prometheus_client.registry import Collector
 
 from common.rpc import split_address
 from protos.errors import ConfigError
-from protos.messages import LedgerAudit, Load
+from protos.messages import KvStats, LedgerAudit, Load
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SENDING_ROLE = "context"
@@ -110,6 +110,34 @@ class Metrics:
     def render(self) -> bytes:
         """The exposition that a scrape gets."""
         return generate_latest(self.registry)
+
+
+class StreamFigures:
+    """One stream's figures, told as its chunks are written."""
+
+    def __init__(self, metrics: Metrics, received_s: float) -> None:
+        """`received_s` is when the request came, by the clock of `tokens`."""
+        self._metrics = metrics
+        self._last_s = received_s
+        self._has_first_token = False
+
+    def tokens(self, num_tokens: int, now_s: float) -> None:
+        """A chunk's tokens; what comes with the first one counts as the first."""
+        if num_tokens == 0:
+            return
+        if self._has_first_token:
+            self._metrics.later_tokens(now_s - self._last_s, num_tokens)
+        else:
+            self._has_first_token = True
+            self._metrics.first_token(now_s - self._last_s)
+        self._last_s = now_s
+
+    def transfer(self, kv: KvStats, transfer_ms: float) -> None:
+        """What crossed for this stream, with its finish."""
+        if kv.transferred_bytes:
+            self._metrics.kv_transferred(kv.transferred_bytes, transfer_ms / 1000)
+        if kv.recomputed_tokens:
+            self._metrics.recomputed(kv.recomputed_tokens)
 
 
 def _histogram(name: str, text: str, registry: CollectorRegistry | None, role: str) -> Histogram:

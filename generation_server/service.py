@@ -11,9 +11,8 @@ import msgspec
 from common.hashing import prompt_digest
 from executor.engine.seam import EngineIdentity
 from executor.request import ExecutorRequest
-from protos.checks import check_token_ids
+from protos.checks import check_token_ids, invalid
 from protos.codec import decode_params
-from protos.errors import InvalidRequestError, shorten
 from protos.messages import ContextPhaseParams, GenerateRequest, KvLayout, RequestType
 from protos.tokens import pack_token_ids
 from serving.role import Admission, Ending, Outcome, Role, plain_finish
@@ -38,7 +37,7 @@ class GenerationRole(Role):
         prepared = super().prepare(admission)
         max_tokens = prepared.sampling.max_tokens or 0
         if max_tokens <= len(first):
-            raise mismatch(
+            raise invalid(
                 "sampling.max_tokens",
                 max_tokens,
                 f"at least {len(first) + 1}: the context phase already made {len(first)}",
@@ -77,17 +76,17 @@ def check_fit(params: ContextPhaseParams, identity: EngineIdentity) -> None:
     for name in KvLayout.__struct_fields__:
         theirs, limit = getattr(params.layout, name), getattr(ours, name)
         if theirs != limit:
-            raise mismatch(f"context_phase_params.layout.{name}", theirs, f"{limit}, as here")
+            raise invalid(f"context_phase_params.layout.{name}", theirs, f"{limit}, as here")
     model = identity.model_info.limits.model
     if params.model != model:
-        raise mismatch("context_phase_params.model", params.model, f"{model}, as here")
+        raise invalid("context_phase_params.model", params.model, f"{model}, as here")
     if params.transport != identity.transport:
-        raise mismatch(
+        raise invalid(
             "context_phase_params.transport", params.transport, f"{identity.transport}, as here"
         )
     num_ranks = ours.tp_size * ours.pp_size
     if len(params.rank_addresses) != num_ranks:
-        raise mismatch(
+        raise invalid(
             "context_phase_params.rank_addresses",
             f"{len(params.rank_addresses)} addresses",
             f"{num_ranks}, one for each rank",
@@ -99,41 +98,32 @@ def check_prompt(
 ) -> None:
     """Whether the KV is that of this request's prompt. Raises InvalidRequestError by field."""
     if request.token_ids is None:
-        raise mismatch(
+        raise invalid(
             "prompt",
             "text" if request.text is not None else "chat",
             "token_ids in a generation_only request",
         )
     num_tokens = len(prompt_token_ids)
     if params.num_prompt_tokens != num_tokens:
-        raise mismatch(
+        raise invalid(
             "context_phase_params.num_prompt_tokens",
             params.num_prompt_tokens,
             f"{num_tokens}, the tokens of the prompt",
         )
     digest = prompt_digest(pack_token_ids(prompt_token_ids))
     if params.prompt_digest != digest:
-        raise mismatch(
+        raise invalid(
             "context_phase_params.prompt_digest",
             params.prompt_digest.hex(),
             f"{digest.hex()}, the digest of the prompt",
         )
     given = request.disagg_request_id
     if given is not None and given != params.disagg_request_id:
-        raise mismatch(
+        raise invalid(
             "disagg_request_id",
             str(given),
             f"{params.disagg_request_id}, the one of context_phase_params",
         )
     seed = request.sampling.seed
     if seed is not None and seed != params.seed:
-        raise mismatch("sampling.seed", seed, f"absent or {params.seed}, the context phase's")
-
-
-def mismatch(field: str, value: object, limit: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{field} is {shorten(value) or 'empty'}; it must be {limit}",
-        field=field,
-        value=value,
-        limit=limit,
-    )
+        raise invalid("sampling.seed", seed, f"absent or {params.seed}, the context phase's")

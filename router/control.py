@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import msgspec
 
+from common.answering import Answer, answer_control
 from common.logs import Log
-from common.rpc import check_control, fail
 from common.security import ClusterSecret
 from protos import control_pb2 as pb
 from protos import control_pb2_grpc
@@ -21,7 +21,7 @@ from protos.control_codec import (
     model_info_to_proto,
     server_info_to_proto,
 )
-from protos.errors import BatonError, InternalError, InvalidRequestError
+from protos.errors import InvalidRequestError
 from protos.messages import LedgerAudit, Load, ModelInfo, ServerInfo, ServerLedger
 from protos.status import error_from_rpc
 from router.admission import Admission
@@ -32,8 +32,6 @@ from router.service import InferenceServicer
 from router.shared import Shared
 
 ASK_SERVER_S_MAX = 2.0
-
-Answer = TypeVar("Answer")
 
 
 class ControlServicer(control_pb2_grpc.ControlServicer):
@@ -138,14 +136,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         context: grpc.aio.ServicerContext[Any, Any],
         answer: Callable[[], Awaitable[Answer]],
     ) -> Answer:
-        try:
-            check_control(context, self._secret)
-            return await answer()
-        except BatonError as error:
-            await fail(context, error)
-        except Exception as error:
-            self._log.exception("control_call_broke", error)
-            await fail(context, InternalError(f"{type(error).__name__}: see the router's log"))
+        return await answer_control(context, self._secret, self._log, answer, whose="router")
 
 
 def _seen(server: Server) -> ServerInfo:

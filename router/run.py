@@ -14,10 +14,9 @@ from pathlib import Path
 from common.logs import Logs
 from common.metrics import Gauges, Metrics, MetricsServer
 from common.process import EXIT_OK, ProcessOptions, StopSignals, tell_ready
-from common.rpc import Health, bind, enable_reflection, new_server
+from common.rpc import Health, add_services, bind, enable_reflection, new_server
 from common.security import ClusterSecret, load_secret
 from common.text.tokenizer import load_tokenizer
-from protos import control_pb2_grpc, inference_pb2_grpc
 from protos.messages import LedgerAudit
 from router import signals as sig
 from router.admission import Admission
@@ -109,8 +108,7 @@ class Router:
             secret=self._secret,
             log=self._logs.get("control"),
         )
-        inference_pb2_grpc.add_InferenceServicer_to_server(self.inference, self._server)  # type: ignore[no-untyped-call]
-        control_pb2_grpc.add_ControlServicer_to_server(self._control, self._server)  # type: ignore[no-untyped-call]
+        add_services(self._server, self.inference, self._control)
 
     def _watch(self) -> None:
         for server in self.fleet.servers:

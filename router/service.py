@@ -15,13 +15,13 @@ import msgspec
 
 from common.answering import answering, check_abort, deadline_s_of
 from common.logs import Log
-from common.metrics import Metrics
+from common.metrics import Metrics, StreamFigures
 from common.rpc import fail
 from protos import inference_pb2 as pb
 from protos import inference_pb2_grpc
 from protos.codec import chunk_to_proto, request_from_proto
 from protos.errors import InvalidRequestError
-from protos.messages import Finish, GenerateChunk, GenerateRequest
+from protos.messages import GenerateChunk, GenerateRequest
 from router import signals as sig
 from router.admission import Admission
 from router.prepare import refuse_internal_fields
@@ -149,30 +149,12 @@ class _Writer:
 
     def __init__(self, context: Context, metrics: Metrics, received_s: float) -> None:
         self._context = context
-        self._metrics = metrics
-        self._last_s = received_s
-        self._has_first_token = False
+        self._figures = StreamFigures(metrics, received_s)
         self._now: Any = asyncio.get_running_loop().time
 
     async def write(self, chunk: GenerateChunk) -> None:
-        if chunk.token_ids:
-            self._observe(len(chunk.token_ids))
-        if chunk.finish is not None:
-            self._observe_kv(chunk.finish)
+        self._figures.tokens(len(chunk.token_ids), self._now())
+        finish = chunk.finish
+        if finish is not None and finish.generation_timing is not None:
+            self._figures.transfer(finish.kv, finish.generation_timing.transfer_ms)
         await self._context.write(chunk_to_proto(chunk))
-
-    def _observe_kv(self, finish: Finish) -> None:
-        kv, timing = finish.kv, finish.generation_timing
-        if kv.transferred_bytes and timing is not None:
-            self._metrics.kv_transferred(kv.transferred_bytes, timing.transfer_ms / 1000)
-        if kv.recomputed_tokens:
-            self._metrics.recomputed(kv.recomputed_tokens)
-
-    def _observe(self, num_tokens: int) -> None:
-        now_s = self._now()
-        if self._has_first_token:
-            self._metrics.later_tokens(now_s - self._last_s, num_tokens)
-        else:
-            self._has_first_token = True
-            self._metrics.first_token(now_s - self._last_s)
-        self._last_s = now_s

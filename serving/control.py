@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
+from common.answering import Answer, answer_control
 from common.logs import Log
-from common.rpc import check_control, fail
 from protos import control_pb2 as pb
 from protos import control_pb2_grpc
 from protos.codec import disagg_id_from_proto
@@ -18,10 +18,8 @@ from protos.control_codec import (
     model_info_to_proto,
     server_info_to_proto,
 )
-from protos.errors import BatonError, InternalError, InvalidRequestError
+from protos.errors import InvalidRequestError
 from serving.state import ServerState
-
-Answer = TypeVar("Answer")
 
 
 class ControlServicer(control_pb2_grpc.ControlServicer):
@@ -78,14 +76,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         context: grpc.aio.ServicerContext[Any, Any],
         answer: Callable[[], Awaitable[Answer]],
     ) -> Answer:
-        try:
-            check_control(context, self._state.secret)
-            return await answer()
-        except BatonError as error:
-            await fail(context, error)
-        except Exception as error:
-            self._log.exception("control_call_broke", error)
-            await fail(context, InternalError(f"{type(error).__name__}: see the server's log"))
+        return await answer_control(context, self._state.secret, self._log, answer, whose="server")
 
 
 def _check_lease(request: pb.LeaseRequest) -> None:

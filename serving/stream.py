@@ -6,7 +6,7 @@ import time
 
 import grpc
 
-from common.metrics import Metrics
+from common.metrics import Metrics, StreamFigures
 from executor.request import ExecutorRequest
 from executor.result import GenerationResult, ResultChunk
 from protos import inference_pb2 as pb
@@ -34,9 +34,7 @@ class StreamWriter:
         self.has_handed_over = False
         self.lease: ContextPhaseParams | None = None
         self._context = context
-        self._metrics = metrics
-        self._last_s = received_s
-        self._has_first_token = False
+        self._figures = StreamFigures(metrics, received_s)
         self._is_first_message = True
 
     async def run(
@@ -44,7 +42,7 @@ class StreamWriter:
     ) -> None:
         """Until the last message is written. Raises the BatonError that ended the result."""
         async for chunk in result:
-            self._count_tokens(len(chunk.token_ids))
+            self._figures.tokens(len(chunk.token_ids), time.monotonic())
             message = self._message(chunk, request)
             if chunk.finish is None:
                 await self._context.write(chunk_to_proto(message))
@@ -83,7 +81,7 @@ class StreamWriter:
         )
         await self._context.write(chunk_to_proto(last))
         self.has_handed_over = self.lease is None or ending.context_phase_params is not None
-        self._count_transfer(outcome)
+        self._figures.transfer(chunk.finish.kv, chunk.finish.timing.transfer_ms)
 
     def _message(self, chunk: ResultChunk, request: ExecutorRequest) -> GenerateChunk:
         seed = request.sampling.seed if self._is_first_message else None
@@ -96,24 +94,3 @@ class StreamWriter:
             text_offset=chunk.text_offset,
             seed=seed or 0,
         )
-
-    def _count_tokens(self, num_tokens: int) -> None:
-        if num_tokens == 0:
-            return
-        now_s = time.monotonic()
-        num_later = num_tokens
-        if not self._has_first_token:
-            self._has_first_token = True
-            self._metrics.first_token(now_s - self._last_s)
-            num_later = 0
-        if num_later:
-            self._metrics.later_tokens(now_s - self._last_s, num_later)
-        self._last_s = now_s
-
-    def _count_transfer(self, outcome: Outcome) -> None:
-        kv = outcome.finish.kv
-        if kv.transferred_bytes:
-            seconds = outcome.finish.timing.transfer_ms / 1000
-            self._metrics.kv_transferred(kv.transferred_bytes, seconds)
-        if kv.recomputed_tokens:
-            self._metrics.recomputed(kv.recomputed_tokens)
