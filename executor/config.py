@@ -78,6 +78,9 @@ class ScriptedConfig(ConfigStruct, frozen=True, kw_only=True):
     vocab_size: Count = 32_000
     max_total_tokens: Annotated[int, Meta(ge=2, le=(1 << 31) - 1)] = 8192
     eos_token_ids: tuple[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)], ...] = ()
+    stamps_tokens: bool = False
+    """Instead of the scripted tokens: the monotonic clock in microseconds at the step's end,
+    modulo `vocab_size`, so that a consumer can tell how long a token took to reach it."""
     load_error: str = ""
     """Loading fails with this message."""
     refuse_token_id: TokenIdDrill = -1

@@ -25,6 +25,7 @@ from executor.engine.scripted_model import (
     invalid,
     scripted_identity,
     scripted_token,
+    stamped,
 )
 from executor.engine.scripted_pool import Lease, ScriptedPool
 from executor.engine.seam import (
@@ -168,6 +169,8 @@ class ScriptedEngine:
         if self._running and self._script.step_ms:
             self._sleep(self._script.step_ms / 1000)
         outputs.extend(self._advance(sequence) for sequence in list(self._running.values()))
+        if self._script.stamps_tokens:
+            return stamped(outputs, self._clock(), self._script.vocab_size)
         return outputs
 
     def load(self) -> Load:

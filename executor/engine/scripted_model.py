@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import secrets
 
+import msgspec
+
 from common.hashing import prompt_digest
 from executor.config import EngineConfig, ScriptedConfig
-from executor.engine.seam import EngineIdentity, EngineRequest
+from executor.engine.seam import EngineIdentity, EngineOutput, EngineRequest
 from protos.checks import check_limits, check_token_ids
 from protos.errors import InvalidRequestError, RequestFailedError
 from protos.messages import KvLayout, ModelInfo, ModelLimits, RequestType
@@ -31,6 +33,15 @@ def scripted_completion(
     """What the engine must stream for this prompt when nothing ends it early."""
     digest = prompt_digest(packed_prompt)
     return tuple(scripted_token(digest, seed, i, script.vocab_size) for i in range(num_tokens))
+
+
+def stamped(outputs: list[EngineOutput], now_s: float, vocab_size: int) -> list[EngineOutput]:
+    """The outputs with the time in place of their tokens."""
+    stamp = int(now_s * 1e6) % vocab_size
+    return [
+        msgspec.structs.replace(output, token_ids=(stamp,) * len(output.token_ids))
+        for output in outputs
+    ]
 
 
 def scripted_identity(config: EngineConfig) -> EngineIdentity:

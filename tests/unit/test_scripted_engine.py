@@ -5,7 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from executor.config import EngineConfig, KvCacheConfig, SchedulerConfig, TransferConfig
+from executor.config import (
+    EngineConfig,
+    KvCacheConfig,
+    SchedulerConfig,
+    ScriptedConfig,
+    TransferConfig,
+)
 from executor.engine.scripted import ScriptedEngine
 from executor.engine.scripted_model import scripted_completion
 from executor.engine.seam import EngineOutput, EngineRequest
@@ -201,3 +207,14 @@ def test_what_cannot_ever_be_served_is_refused() -> None:
     last = run(engine)[-1].finish
     assert last is not None
     assert last.reason is FinishReason.LENGTH
+
+
+def test_stamped_tokens_are_the_time_at_their_steps_end() -> None:
+    clock = Clock()
+    script = ScriptedConfig(stamps_tokens=True, step_ms=250, vocab_size=1 << 30)
+    config = EngineConfig(engine="scripted", scripted=script)
+    engine = ScriptedEngine(config, clock=clock, sleep=clock.sleep)
+    started_at_us = int(clock() * 1e6)
+    engine.submit(ask(max_tokens=2))
+    token_ids = [token_id for output in run(engine) for token_id in output.token_ids]
+    assert token_ids == [started_at_us + 250_000, started_at_us + 500_000]
