@@ -10,20 +10,29 @@ what may follow what. A request's life:
 An entry that ends is buried at once: its external id is free again, and a
 bounded window of tombstones tells what comes late from what was never known.
 An event that the table does not list for a state is our own mistake and raises
-with that entry's story.
+with that entry's story. `docs/ledger.md` is drawn from the table.
+
+A client id names its lane: the high bits are the id of the frontend that minted
+it. The minting side keeps one counter and never wraps it; whoever gives out
+frontend ids never gives one twice in a world's life. So no client id comes
+twice, and a late answer cannot reach a younger request.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from protos.errors import DuplicateRequestError, InternalError
 
 FRONTEND_BITS = 16
 COUNTER_BITS = 48
-STORY_EVENTS_MAX = 16
+
+
+def frontend_of(client_id: int) -> int:
+    """The lane to which a client id belongs."""
+    return client_id >> COUNTER_BITS
 
 
 class State(enum.StrEnum):
@@ -55,6 +64,16 @@ class Outcome(enum.StrEnum):
     LATE = "late"
     """The request had ended: drop what came."""
     UNKNOWN = "unknown"
+
+
+class Adoption(enum.StrEnum):
+    """What `adopt` makes of an id that the other side minted."""
+
+    NEW = "new"
+    REFUSED = "refused"
+    """Its cancel came before it did: it must never run, and is answered as cancelled."""
+    DUPLICATE = "duplicate"
+    """It has been here: whoever sent it first has the answer, or will."""
 
 
 LIVE = (State.REGISTERED, State.SENT, State.RUNNING, State.STREAMING, State.CANCELLING)
@@ -104,10 +123,13 @@ TABLE: dict[tuple[State, Event], State] = {
 
 @dataclass(slots=True)
 class Entry:
+    """`external_id` is empty where the other side minted the id."""
+
     client_id: int
     external_id: str
     state: State = State.REGISTERED
-    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_EVENTS_MAX))
+    events: list[Event] = field(default_factory=list)
+    """Those that changed its state. The table has no way round, so they are few."""
 
     def move(self, event: Event) -> None:
         """Follow the table. Raises InternalError, with the story, where it has no such pair."""
@@ -115,11 +137,20 @@ class Entry:
         if target is None:
             raise InternalError(
                 f"request {self.client_id:#x} ({self.external_id!r}) got {event} in state "
-                f"{self.state}; its story: {' '.join(self.story) or 'just registered'}"
+                f"{self.state}; its story: {self.story or 'just registered'}"
             )
-        if target is not self.state:  # repeated tokens would push the start of the story out
-            self.story.append(f"{event}->{target}")
-        self.state = target
+        if target is not self.state:
+            self.events.append(event)
+            self.state = target
+
+    @property
+    def story(self) -> str:
+        """`send->sent tokens->streaming` and so on."""
+        state, steps = State.REGISTERED, []
+        for event in self.events:
+            state = TABLE[state, event]
+            steps.append(f"{event}->{state}")
+        return " ".join(steps)
 
 
 class Ledger:
@@ -139,6 +170,8 @@ class Ledger:
         self._counter_max = counter_max
         self._tombstones_max = tombstones_max
         self._entries: dict[int, Entry] = {}
+        self._lanes: dict[int, dict[int, Entry]] = {}
+        """The same entries by frontend id; a lane without any is not there."""
         self._external: dict[str, int] = {}
         self._tombstones: OrderedDict[int, Entry | None] = OrderedDict()
         self._ended = dict.fromkeys(TERMINAL, 0)
@@ -146,12 +179,14 @@ class Ledger:
         self.num_late = 0
         self.num_unknown = 0
         self.num_duplicate = 0
+        self.num_foreign = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def register(self, external_id: str) -> int:
         """A fresh client id. Raises DuplicateRequestError where `external_id` is live."""
+        assert external_id
         if external_id in self._external:
             raise DuplicateRequestError(
                 f"a request with external_id {external_id!r} is already running here",
@@ -170,32 +205,44 @@ class Ledger:
         self._add(client_id, external_id)
         return client_id
 
-    def adopt(self, client_id: int) -> bool:
-        """Register an id that the other side minted. False, and counted, where it is not new.
+    def adopt(self, client_id: int) -> Adoption:
+        """Register an id that the other side minted, unless it is refused or not new.
 
         External ids are the minting side's business: it may have given one up, and
         taken it again, before this side heard of it.
         """
-        if client_id in self._entries or client_id in self._tombstones:
+        if client_id in self._entries or self._tombstones.get(client_id) is not None:
             self.num_duplicate += 1
-            return False
-        self._add(client_id, f"client:{client_id:#x}")
-        return True
+            return Adoption.DUPLICATE
+        was_refused = client_id in self._tombstones
+        if was_refused:
+            del self._tombstones[client_id]
+        self._add(client_id, "")
+        if was_refused:  # from now on a dead one like others: a second copy is a duplicate
+            self.apply(client_id, Event.CANCEL)
+            return Adoption.REFUSED
+        return Adoption.NEW
 
     def refuse(self, client_id: int) -> None:
         """Leave a tombstone for a request that has not come yet, so that it never runs."""
         assert client_id not in self._entries
-        self._bury(client_id, None)
+        if client_id not in self._tombstones:
+            self._bury(client_id, None)
 
-    def was_refused(self, client_id: int) -> bool:
-        """Whether `refuse` came before the request."""
-        return client_id in self._tombstones and self._tombstones[client_id] is None
+    def is_of_lane(self, client_id: int, frontend_id: int) -> bool:
+        """False, and counted, where the id is another lane's: it must have no effect there."""
+        if frontend_of(client_id) == frontend_id:
+            return True
+        self.num_foreign += 1
+        return False
 
     def apply(self, client_id: int, event: Event) -> Outcome:
         """Move an entry; late and unknown events are counted and change nothing."""
         entry = self._entries.get(client_id)
         if entry is None:
             return self._apply_to_the_dead(client_id, event)
+        if TABLE.get((entry.state, event)) is entry.state:
+            return Outcome.APPLIED  # the common case: one more step of a stream
         entry.move(event)
         if entry.state in self._ended:
             self._end(entry)
@@ -216,6 +263,10 @@ class Ledger:
         """Live client ids in the order in which they were registered."""
         return tuple(self._entries)
 
+    def live_of(self, frontend_id: int) -> tuple[int, ...]:
+        """Those of one lane, in the same order; costs nothing for the other lanes' entries."""
+        return tuple(self._lanes.get(frontend_id, ()))
+
     def entries_by_state(self) -> dict[str, int]:
         counts = {str(state): 0 for state in LIVE}
         for entry in self._entries.values():
@@ -230,31 +281,39 @@ class Ledger:
             "late": self.num_late,
             "unknown": self.num_unknown,
             "duplicate": self.num_duplicate,
+            "foreign": self.num_foreign,
         }
 
     def check(self) -> None:
         """Raises AssertionError where the books do not balance."""
         assert self._registered == len(self._entries) + sum(self._ended.values())
         assert len(self._tombstones) <= self._tombstones_max
-        assert len(self._external) == len(self._entries)
+        assert len(self._external) == sum(bool(e.external_id) for e in self._entries.values())
+        assert sum(map(len, self._lanes.values())) == len(self._entries)
+        assert all(self._lanes.values()), "an empty lane was kept"
         for client_id, entry in self._entries.items():
             assert entry.client_id == client_id
             assert entry.state in LIVE, f"{entry.external_id!r} is {entry.state} but not buried"
-            assert self._external[entry.external_id] == client_id
+            assert not entry.external_id or self._external[entry.external_id] == client_id
+            assert self._lanes[frontend_of(client_id)][client_id] is entry
             assert client_id not in self._tombstones
+        for dead in self._tombstones.values():
+            assert dead is None or dead.state is State.TOMBSTONE, f"{dead} is no tombstone"
 
     def _add(self, client_id: int, external_id: str) -> None:
-        self._entries[client_id] = Entry(client_id, external_id)
-        self._external[external_id] = client_id
+        entry = Entry(client_id, external_id)
+        self._entries[client_id] = entry
+        self._lanes.setdefault(frontend_of(client_id), {})[client_id] = entry
+        if external_id:
+            self._external[external_id] = client_id
         self._registered += 1
 
     def _apply_to_the_dead(self, client_id: int, event: Event) -> Outcome:
         if client_id not in self._tombstones:
             self.num_unknown += 1
             return Outcome.UNKNOWN
-        entry = self._tombstones[client_id]
-        if entry is not None:
-            entry.move(event)
+        entry = self._tombstones[client_id] or Entry(client_id, "", State.TOMBSTONE)
+        entry.move(event)
         if event in _ENDING:
             self.num_duplicate += 1
         else:
@@ -264,7 +323,12 @@ class Ledger:
     def _end(self, entry: Entry) -> None:
         self._ended[entry.state] += 1
         del self._entries[entry.client_id]
-        del self._external[entry.external_id]
+        lane = self._lanes[frontend_of(entry.client_id)]
+        del lane[entry.client_id]
+        if not lane:
+            del self._lanes[frontend_of(entry.client_id)]
+        if entry.external_id:
+            del self._external[entry.external_id]
         entry.move(Event.BURY)
         self._bury(entry.client_id, entry)
 

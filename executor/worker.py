@@ -21,7 +21,7 @@ from executor.config import EngineConfig
 from executor.engine.seam import Engine, EngineOutput
 from executor.inbox import Inbox
 from executor.ipc import FrameReceiver
-from executor.ledger import Event, Ledger, Outcome
+from executor.ledger import Adoption, Event, Ledger, Outcome
 from executor.messages import (
     AuditQuery,
     AuditReply,
@@ -148,10 +148,11 @@ class Worker:
 
     def _submit(self, message: Submit) -> None:
         client_id = message.request.request_id
-        if not self._ledger.adopt(client_id):
-            if self._ledger.was_refused(client_id):
-                error = RequestCancelledError("the request was cancelled before it came")
-                self._refused.append(EngineOutput(request_id=client_id, error=error.to_data()))
+        adoption = self._ledger.adopt(client_id)
+        if adoption is Adoption.REFUSED:
+            error = RequestCancelledError("the request was cancelled before it came")
+            self._refused.append(EngineOutput(request_id=client_id, error=error.to_data()))
+        if adoption is not Adoption.NEW:
             return
         try:
             self._engine.submit(message.request)

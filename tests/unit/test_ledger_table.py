@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from executor.ledger import LIVE, TABLE, TERMINAL, Entry, Event, Ledger, Outcome, State
+from executor.ledger import (
+    COUNTER_BITS,
+    LIVE,
+    TABLE,
+    TERMINAL,
+    Adoption,
+    Entry,
+    Event,
+    Ledger,
+    Outcome,
+    State,
+)
 from protos.errors import DuplicateRequestError, InternalError
 
 WAYS_IN = {
@@ -86,12 +97,52 @@ def test_client_ids_bear_the_frontend_and_a_full_counter_is_an_error() -> None:
         ledger.register("b")
 
 
-def test_a_cancel_before_its_request_refuses_it() -> None:
-    """Guards: a request that runs for ever because its cancel overtook it."""
+def test_a_cancel_before_its_request_refuses_it_once() -> None:
+    """Guards a request that runs for ever because its cancel overtook it; and a second copy of
+    it that was answered again, since its tombstone stayed a refusal for ever."""
     ledger = Ledger()
     ledger.refuse(9)
-    assert not ledger.adopt(9)
-    assert ledger.was_refused(9)
-    assert ledger.adopt(10)
-    assert not ledger.adopt(10)
+    ledger.refuse(9)
+    assert ledger.adopt(9) is Adoption.REFUSED
+    assert ledger.adopt(9) is Adoption.DUPLICATE
+    assert ledger.adopt(10) is Adoption.NEW
+    assert ledger.adopt(10) is Adoption.DUPLICATE
+    counters = ledger.counters()
+    assert (counters["registered"], counters["cancelled"], counters["duplicate"]) == (2, 1, 2)
+    with pytest.raises(InternalError, match="got send in state tombstone"):
+        ledger.apply(9, Event.SEND)
     ledger.check()
+
+
+def test_lanes_are_kept_apart() -> None:
+    """Guards: the end of one frontend that touches, or walks over, the requests of another."""
+    ledger = Ledger()
+    mine, other = (1 << COUNTER_BITS) | 1, (2 << COUNTER_BITS) | 1
+    for client_id in (mine, other, mine + 1):
+        assert ledger.adopt(client_id) is Adoption.NEW
+    assert ledger.live_of(1) == (mine, mine + 1)
+    assert ledger.live_of(2) == (other,)
+    assert ledger.live_of(3) == ()
+    assert ledger.is_of_lane(mine, 1)
+    assert not ledger.is_of_lane(other, 1)
+    assert not ledger.is_of_lane(-1, 1)
+    assert ledger.num_foreign == 2
+    ledger.apply(other, Event.FAIL)
+    assert ledger.live_of(2) == ()
+    ledger.check()
+
+
+def longest_way(state: State) -> int:
+    ways = [target for (start, _), target in TABLE.items() if start is state is not target]
+    return max((1 + longest_way(target) for target in ways), default=0)
+
+
+def test_a_story_is_short_whatever_happens() -> None:
+    """Guards: a request that keeps one line of story for each token; ends this test by a
+    RecursionError where the table has a way round."""
+    assert longest_way(State.REGISTERED) == 6
+    entry = entry_in(State.STREAMING)
+    for _ in range(1000):
+        entry.move(Event.TOKENS)
+    entry.move(Event.FINISH)
+    assert entry.story == "send->sent tokens->streaming finish->finished"
