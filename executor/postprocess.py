@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from common.text.detokenizer import visible_tail
 from common.text.stream import TextDelta, TextStream
 from executor.engine.seam import EngineFinish, EngineOutput
 from executor.request import ExecutorRequest
@@ -20,30 +21,72 @@ from protos.errors import InvalidRequestError
 from protos.messages import ContextPhaseParams, FinishReason, RequestType, Usage
 
 if TYPE_CHECKING:
-    from common.text.tokenizer import Tokenizer
+    from common.text.detokenizer import Decoder
+
+
+class TextParams(msgspec.Struct, frozen=True, array_like=True):
+    """What one answer's text depends on; the same in this process and in a postprocess worker.
+
+    `context_token_ids` are the prompt's last tokens that have text, as many as the
+    detokenizer looks at. `first_token_ids` were streamed by another server.
+    """
+
+    stop: tuple[str, ...]
+    context_token_ids: tuple[int, ...]
+    first_token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    """For the usage, where the engine cannot tell it any more."""
+
+
+def text_params(request: ExecutorRequest, tokenizer: Decoder | None) -> TextParams:
+    """`tokenizer` None gives no text; stop strings then cannot be served and are refused."""
+    stop = request.sampling.stop
+    if tokenizer is None and stop:
+        raise InvalidRequestError(
+            "stop strings need a tokenizer, and this server runs without one",
+            field="sampling.stop",
+            value=stop,
+            limit="none",
+        )
+    prompt, params = request.prompt_token_ids, request.context_phase_params
+    is_generation_only = request.request_type is RequestType.GENERATION_ONLY
+    return TextParams(
+        stop=stop,
+        context_token_ids=() if tokenizer is None else tuple(visible_tail(tokenizer, prompt)),
+        first_token_ids=() if params is None else params.first_token_ids,
+        num_prompt_tokens=0 if is_generation_only else len(prompt),
+    )
+
+
+def stopped_finish(
+    finish: EngineFinish | None, *, num_prompt_tokens: int, num_streamed: int
+) -> EngineFinish:
+    """A STOP with what the engine says was used; completion tokens as streamed."""
+    if finish is None:
+        usage = Usage(prompt_tokens=num_prompt_tokens)
+        finish = EngineFinish(reason=FinishReason.STOP, usage=usage)
+    return msgspec.structs.replace(
+        finish,
+        reason=FinishReason.STOP,
+        stop_token_id=None,
+        usage=msgspec.structs.replace(finish.usage, completion_tokens=num_streamed),
+        context_phase_params=None,
+    )
 
 
 class Postprocessor:
-    """`tokenizer` None gives no text; stop strings then cannot be served and are refused."""
+    """`tokenizer` None gives no text."""
 
-    def __init__(self, request: ExecutorRequest, tokenizer: Tokenizer | None) -> None:
-        stop = request.sampling.stop
-        if tokenizer is None and stop:
-            raise InvalidRequestError(
-                "stop strings need a tokenizer, and this server runs without one",
-                field="sampling.stop",
-                value=stop,
-                limit="none",
-            )
-        self._request = request
+    def __init__(self, params: TextParams, tokenizer: Decoder | None) -> None:
+        self._params = params
         self._stream = (
-            None if tokenizer is None else TextStream(tokenizer, request.prompt_token_ids, stop)
+            None
+            if tokenizer is None
+            else TextStream(tokenizer, params.context_token_ids, params.stop)
         )
-        params = request.context_phase_params
-        first_token_ids = params.first_token_ids if params is not None else ()
-        if self._stream is not None and first_token_ids:
-            self._stream.replay(first_token_ids)
-        self._next_index = len(first_token_ids)
+        if self._stream is not None and params.first_token_ids:
+            self._stream.replay(params.first_token_ids)
+        self._next_index = len(params.first_token_ids)
         self._num_streamed = 0
         self.stop_string = ""
         """Not empty: complete, and only the engine's last word is awaited."""
@@ -111,19 +154,11 @@ class Postprocessor:
         )
 
     def _stopped(self, finish: EngineFinish | None) -> EngineFinish:
-        """A STOP with what the engine says was used; completion tokens as streamed."""
-        if finish is None:
-            is_generation_only = self._request.request_type is RequestType.GENERATION_ONLY
-            num_prompt = 0 if is_generation_only else len(self._request.prompt_token_ids)
-            finish = EngineFinish(reason=FinishReason.STOP, usage=Usage(prompt_tokens=num_prompt))
-        self.lease_to_release = finish.context_phase_params
-        usage = msgspec.structs.replace(finish.usage, completion_tokens=self._num_streamed)
-        return msgspec.structs.replace(
+        self.lease_to_release = None if finish is None else finish.context_phase_params
+        return stopped_finish(
             finish,
-            reason=FinishReason.STOP,
-            stop_token_id=None,
-            usage=usage,
-            context_phase_params=None,
+            num_prompt_tokens=self._params.num_prompt_tokens,
+            num_streamed=self._num_streamed,
         )
 
     def _with_text_length(self, finish: EngineFinish, params: ContextPhaseParams) -> EngineFinish:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from executor.engine.seam import EngineOutput
 from executor.ledger import Event, Ledger, Outcome, State
 from executor.messages import Cancel, Release, Submit
-from executor.postprocess import Postprocessor
+from executor.postprocess import Postprocessor, text_params
 from executor.request import ExecutorRequest, to_engine_request
 from executor.request_queue import RequestQueue
 from executor.result import GenerationResult
@@ -66,7 +66,7 @@ class LiveRequests:
 
     def submit(self, request: ExecutorRequest, now_s: float) -> GenerationResult:
         """Register, then send. Raises RequestError; nothing is left of it then."""
-        text = Postprocessor(request, self._tokenizer)
+        text = Postprocessor(text_params(request, self._tokenizer), self._tokenizer)
         client_id = self.ledger.register(request.external_id)
         result = GenerationResult(client_id, self.cancel)
         ends_at_s = now_s + request.deadline_s + self._grace_s

@@ -38,7 +38,7 @@ class IncrementalDetokenizer:
 
     def __init__(self, decoder: Decoder, prompt_token_ids: Sequence[int]) -> None:
         self._decoder = decoder
-        self._window = _visible_tail(decoder, prompt_token_ids)
+        self._window = visible_tail(decoder, prompt_token_ids)
         self._num_context = len(self._window)
         context = decoder.decode(self._window) if self._window else ""
         # Where the prompt ends amid a character, the whole character is the answer's.
@@ -78,8 +78,8 @@ class IncrementalDetokenizer:
         self._emitted = len(self._decoder.decode(self._window)) - waiting
 
 
-def _visible_tail(decoder: Decoder, token_ids: Sequence[int]) -> list[int]:
-    """The last tokens that have text; fewer where the prompt has no more."""
+def visible_tail(decoder: Decoder, token_ids: Sequence[int]) -> list[int]:
+    """The last tokens that have text, or fewer: what the detokenizer needs of a prompt."""
     tail: list[int] = []
     for token_id in reversed(token_ids):
         if len(tail) == CONTEXT_TOKENS:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import cast
 
 import pytest
 
-from common.text.tokenizer import Tokenizer
 from executor.engine.seam import EngineFinish, EngineOutput
 from executor.inbox import Inbox
 from executor.messages import Cancel, Stop
-from executor.postprocess import Postprocessor
+from executor.postprocess import Postprocessor, text_params
 from executor.result import GenerationResult, ResultChunk
 from protos.errors import (
     EngineDeadError,
@@ -34,7 +32,8 @@ def text_of(*ids: int) -> str:
 
 
 def postprocessor(*stop: str) -> Postprocessor:
-    return Postprocessor(request(stop=stop), cast(Tokenizer, CharTokenizer()))
+    tokenizer = CharTokenizer()
+    return Postprocessor(text_params(request(stop=stop), tokenizer), tokenizer)
 
 
 def output(index: int, *ids: int, finish: EngineFinish | None = None) -> EngineOutput:
@@ -104,7 +103,7 @@ def test_tokens_left_out_by_the_engine_are_noticed() -> None:
 
 def test_stop_strings_without_a_tokenizer_are_refused_by_name() -> None:
     with pytest.raises(InvalidRequestError) as raised:
-        Postprocessor(request(stop=("x",)), None)
+        text_params(request(stop=("x",)), None)
     assert raised.value.field == "sampling.stop"
 
 
