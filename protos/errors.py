@@ -7,6 +7,8 @@
     │   ├── ModelNotFoundError       caller   NOT_FOUND
     │   ├── DuplicateRequestError    caller   ALREADY_EXISTS
     │   ├── AccessDeniedError        caller   PERMISSION_DENIED    a missing or wrong control key
+    │   ├── UnsupportedError         caller   UNIMPLEMENTED        this engine or form never does it
+    │   ├── NotNowError              caller   FAILED_PRECONDITION  the server's state forbids it
     │   ├── RequestCancelledError    caller   CANCELLED
     │   ├── DeadlineExceededError    us       DEADLINE_EXCEEDED
     │   ├── OverloadedError          us       RESOURCE_EXHAUSTED   safe to retry
@@ -18,6 +20,11 @@
 
 A foreign exception is translated once, at the seam where it is caught. Errors
 cross processes as plain data (`to_data`, `from_data`), never pickled.
+
+How much an error ends is its `severity`: a field of every error and of its data,
+never concluded from the Python type. Each kind has a usual one (REQUEST below
+RequestError and for a server that was not there, ENGINE elsewhere); who raises an
+error may say otherwise.
 """
 
 from __future__ import annotations
@@ -36,10 +43,20 @@ class Fault(enum.StrEnum):
     US = "us"
 
 
+class Severity(enum.StrEnum):
+    """What an error ends."""
+
+    REQUEST = "request"
+    """One request or call; every other one goes on."""
+    ENGINE = "engine"
+    """The engine, and so everything that is pending on it."""
+
+
 class ErrorData(msgspec.Struct, frozen=True, kw_only=True):
     """A BatonError as it crosses a queue or a wire."""
 
     kind: str
+    severity: Severity
     message: str
     field: str = ""
     value: str = ""
@@ -56,12 +73,22 @@ class BatonError(Exception):
     status: ClassVar[str] = "INTERNAL"
     fault: ClassVar[Fault] = Fault.US
     is_retryable: ClassVar[bool] = False
+    severity: Severity = Severity.ENGINE
+    """A kind's usual one, where the constructor is given none."""
 
     def __init__(
-        self, message: str, *, field: str = "", value: object = "", limit: object = ""
+        self,
+        message: str,
+        *,
+        field: str = "",
+        value: object = "",
+        limit: object = "",
+        severity: Severity | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
+        if severity is not None:
+            self.severity = severity
         self.field = field
         self.value = shorten(value)
         self.limit = str(limit)
@@ -69,6 +96,7 @@ class BatonError(Exception):
     def to_data(self) -> ErrorData:
         return ErrorData(
             kind=type(self).__name__,
+            severity=self.severity,
             message=self.message,
             field=self.field,
             value=self.value,
@@ -85,6 +113,8 @@ class ConfigError(BatonError):
 
 class RequestError(BatonError):
     """Ends one request and leaves every other one alone."""
+
+    severity = Severity.REQUEST
 
 
 class InvalidRequestError(RequestError):
@@ -104,6 +134,20 @@ class DuplicateRequestError(RequestError):
 
 class AccessDeniedError(RequestError):
     status = "PERMISSION_DENIED"
+    fault = Fault.CALLER
+
+
+class UnsupportedError(RequestError):
+    """Asked of an engine or a form that never does it; the message says which one would."""
+
+    status = "UNIMPLEMENTED"
+    fault = Fault.CALLER
+
+
+class NotNowError(RequestError):
+    """The state forbids it, as a sleeping engine does; the message names what has to change."""
+
+    status = "FAILED_PRECONDITION"
     fault = Fault.CALLER
 
 
@@ -134,6 +178,9 @@ class RequestFailedError(RequestError):
 
 
 class ServerUnavailableError(BatonError):
+    """This call found nobody; the next one may."""
+
+    severity = Severity.REQUEST
     status = "UNAVAILABLE"
     fault = Fault.PEER
     is_retryable = True
@@ -142,6 +189,7 @@ class ServerUnavailableError(BatonError):
 class EngineDeadError(ServerUnavailableError):
     """The engine is gone. The message tells the first cause; it stays so for ever."""
 
+    severity = Severity.ENGINE
     fault = Fault.US
 
 
@@ -160,9 +208,18 @@ KINDS = _tree(BatonError)
 
 
 def from_data(data: ErrorData) -> BatonError:
-    """The error again. A kind that this version does not know becomes InternalError."""
+    """The error again, as severe as it was told.
+
+    A kind that this version does not know becomes InternalError.
+    """
     kind = KINDS.get(data.kind, InternalError)
-    return kind(data.message, field=data.field, value=data.value, limit=data.limit)
+    return kind(
+        data.message,
+        field=data.field,
+        value=data.value,
+        limit=data.limit,
+        severity=data.severity,
+    )
 
 
 def shorten(value: object, length_max: int = 80) -> str:

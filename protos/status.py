@@ -1,7 +1,7 @@
 """The one table between our errors and gRPC statuses.
 
-A status carries google.rpc.ErrorInfo (the error's kind, whose fault it is,
-whether a retry is safe) and, for what the caller gave, google.rpc.BadRequest.
+A status carries google.rpc.ErrorInfo (the error's kind, its severity, whose fault
+it is, whether a retry is safe) and, for what the caller gave, google.rpc.BadRequest.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from protos.errors import (
     InternalError,
     InvalidRequestError,
     ModelNotFoundError,
+    NotNowError,
     OverloadedError,
     RequestCancelledError,
     ServerUnavailableError,
+    Severity,
+    UnsupportedError,
     from_data,
 )
 
@@ -38,11 +41,15 @@ _PLAIN_CODES: dict[str, type[BatonError]] = {
     "ALREADY_EXISTS": DuplicateRequestError,
     "PERMISSION_DENIED": AccessDeniedError,
     "UNAUTHENTICATED": AccessDeniedError,
+    "UNIMPLEMENTED": UnsupportedError,
+    "FAILED_PRECONDITION": NotNowError,
     "CANCELLED": RequestCancelledError,
     "DEADLINE_EXCEEDED": DeadlineExceededError,
     "RESOURCE_EXHAUSTED": OverloadedError,
     "UNAVAILABLE": ServerUnavailableError,
 }
+
+_SEVERITIES = {severity.value: severity for severity in Severity}
 
 
 def grpc_code(error: BatonError) -> grpc.StatusCode:
@@ -56,6 +63,7 @@ def status_details(error: BatonError) -> bytes:
         reason=type(error).__name__,
         domain=ERROR_DOMAIN,
         metadata={
+            "severity": error.severity.value,
             "fault": error.fault.value,
             "retryable": str(error.is_retryable).lower(),
             "field": error.field,
@@ -95,6 +103,11 @@ def error_from_rpc(rpc_error: Any, peer: str = "") -> BatonError:
     return kind(f"{rpc_error.details() or rpc_error.code().name}{at}")
 
 
+def _severity(info: Any) -> Severity:
+    """As told; its kind's usual one where a peer of another version tells none or a new one."""
+    return _SEVERITIES.get(info.metadata.get("severity", ""), KINDS[info.reason].severity)
+
+
 def _error_from_details(value: bytes) -> BatonError | None:
     status = status_pb2.Status()
     try:
@@ -107,6 +120,7 @@ def _error_from_details(value: bytes) -> BatonError | None:
             return from_data(
                 ErrorData(
                     kind=info.reason,
+                    severity=_severity(info),
                     message=status.message,
                     field=info.metadata.get("field", ""),
                     value=info.metadata.get("value", ""),

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from kv_transfer import source_session as source
 from kv_transfer import target_session as target
-from protos.errors import ErrorData
+from protos.errors import RequestCancelledError
 
-CANCELLED = ErrorData(kind="RequestCancelledError", message="cancelled")
+CANCELLED = RequestCancelledError("cancelled").to_data()
 GOOD = 5
 STEPS = (
     "to_source",

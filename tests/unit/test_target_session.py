@@ -23,9 +23,9 @@ from kv_transfer.target_session import (
     TargetSession,
     TargetState,
 )
-from protos.errors import ErrorData, InternalError
+from protos.errors import InternalError, RequestCancelledError
 
-CANCELLED = ErrorData(kind="RequestCancelledError", message="cancelled")
+CANCELLED = RequestCancelledError("cancelled").to_data()
 
 
 def session(num_positions: int = 8) -> TargetSession:
