@@ -9,6 +9,8 @@
     │   ├── AccessDeniedError        caller   PERMISSION_DENIED    a missing or wrong control key
     │   ├── UnsupportedError         caller   UNIMPLEMENTED        this engine or form never does it
     │   ├── NotNowError              caller   FAILED_PRECONDITION  the server's state forbids it
+    │   ├── WrongThreadError         caller   FAILED_PRECONDITION  it would wait for itself
+    │   ├── SlowConsumerError        caller   RESOURCE_EXHAUSTED   left too much unread
     │   ├── RequestCancelledError    caller   CANCELLED
     │   ├── DeadlineExceededError    us       DEADLINE_EXCEEDED
     │   ├── OverloadedError          us       RESOURCE_EXHAUSTED   safe to retry
@@ -148,6 +150,20 @@ class NotNowError(RequestError):
     """The state forbids it, as a sleeping engine does; the message names what has to change."""
 
     status = "FAILED_PRECONDITION"
+    fault = Fault.CALLER
+
+
+class WrongThreadError(RequestError):
+    """A blocking call on the very thread that would have to end it; nothing has happened."""
+
+    status = "FAILED_PRECONDITION"
+    fault = Fault.CALLER
+
+
+class SlowConsumerError(RequestError):
+    """The consumer left more of its answer unread than it had said it would."""
+
+    status = "RESOURCE_EXHAUSTED"
     fault = Fault.CALLER
 
 
