@@ -1,4 +1,4 @@
-"""The worker as a child process: spawned plainly, its log lines kept, its end awaited.
+"""A worker as a child process: spawned plainly, its log lines kept, its end awaited.
 
 Life: spawned (bootstrap goes down its standard input, which then stays open as
 our sign of life), running, exited (seen by the monitor), reaped and closed.
@@ -88,12 +88,15 @@ class WorkerChild:
         name: str,
         limits: ExecutorLimits,
         on_exit: Callable[[], None],
+        module: str = "executor.worker_main",
+        kind: str = "worker",
     ) -> None:
+        """`module` is run; `kind` is what the process is called in words."""
         loop = asyncio.get_running_loop()
         read_end, write_end = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "executor.worker_main"],
+                [sys.executable, "-P", "-m", module],
                 env={**os.environ, "PYTHONPATH": _import_path()},
                 stdin=subprocess.PIPE,
                 stdout=write_end,
@@ -104,13 +107,14 @@ class WorkerChild:
         self._log = LogTail(read_end, loop, limits, name)
         self.exited = asyncio.Event()
         self._on_exit = on_exit
+        self._kind = kind
         self._monitor = ProcessMonitor(self._process.pid, loop, self._exit_seen)
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(bootstrap)
             self._process.stdin.flush()
         except BrokenPipeError:
-            logger.warning("%s: the worker ended before it was told anything", name)
+            logger.warning("%s: the %s ended before it was told anything", name, kind)
 
     @property
     def pid(self) -> int:
@@ -132,8 +136,9 @@ class WorkerChild:
         self._log.close()
         status = self._process.wait()  # it has exited: this only reaps
         if status < 0:
-            return f"the worker (process {self.pid}) was killed by {signal.Signals(-status).name}"
-        return f"the worker (process {self.pid}) exited with status {status}"
+            name = signal.Signals(-status).name
+            return f"the {self._kind} (process {self.pid}) was killed by {name}"
+        return f"the {self._kind} (process {self.pid}) exited with status {status}"
 
     def close(self) -> None:
         """Free descriptors; reaps where the process has ended. Idempotent."""
