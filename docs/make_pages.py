@@ -66,9 +66,9 @@ stateDiagram-v2
 
 ## What is not in the table
 - **Late, duplicate, unknown.** An event for a tombstone changes nothing and is counted: an end
-  (finish, confirm, fail) as *duplicate*, anything else as *late*. An event for an id that was
-  never here, or that ended so long ago that its tombstone is forgotten, is *unknown*. The window
-  of tombstones is bounded (`tombstones_max`).
+  (finish, confirm, fail) as *duplicate*, as a second accept is, and anything else as *late*. An
+  event for an id that was never here, or that ended so long ago that its tombstone is forgotten,
+  is *unknown*. The window of tombstones is bounded (`tombstones_max`).
 - **A cancel before its request.** The worker cannot cancel what it has not got, so it leaves a
   tombstone that refuses: when the request comes it is registered and cancelled in one go, and
   answered once. A second copy of it is a duplicate and gets no answer.

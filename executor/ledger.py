@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from protos.errors import DuplicateRequestError, InternalError
@@ -97,9 +98,11 @@ TABLE: dict[tuple[State, Event], State] = {
     **_row(State.REGISTERED, send=State.SENT, cancel=State.CANCELLED, fail=State.FAILED),
     **_row(State.SENT, accept=State.RUNNING, tokens=State.STREAMING, cancel=State.CANCELLING),
     **_ends(State.SENT),
-    **_row(State.RUNNING, tokens=State.STREAMING, cancel=State.CANCELLING),
+    **_row(State.RUNNING, accept=State.RUNNING, tokens=State.STREAMING, cancel=State.CANCELLING),
     **_ends(State.RUNNING),
-    **_row(State.STREAMING, tokens=State.STREAMING, cancel=State.CANCELLING),
+    **_row(
+        State.STREAMING, accept=State.STREAMING, tokens=State.STREAMING, cancel=State.CANCELLING
+    ),
     **_ends(State.STREAMING),
     **_row(
         State.CANCELLING,
@@ -146,11 +149,18 @@ class Entry:
     @property
     def story(self) -> str:
         """`send->sent tokens->streaming` and so on."""
-        state, steps = State.REGISTERED, []
+        return " ".join(f"{event}->{state}" for event, state in self._steps())
+
+    @property
+    def end(self) -> State | None:
+        """None while it lives."""
+        return next((state for _, state in self._steps() if state in TERMINAL), None)
+
+    def _steps(self) -> Iterator[tuple[Event, State]]:
+        state = State.REGISTERED
         for event in self.events:
             state = TABLE[state, event]
-            steps.append(f"{event}->{state}")
-        return " ".join(steps)
+            yield event, state
 
 
 class Ledger:
@@ -241,8 +251,10 @@ class Ledger:
         entry = self._entries.get(client_id)
         if entry is None:
             return self._apply_to_the_dead(client_id, event)
-        if TABLE.get((entry.state, event)) is entry.state:
-            return Outcome.APPLIED  # the common case: one more step of a stream
+        if TABLE.get((entry.state, event)) is entry.state:  # mostly one more step of a stream
+            if event is Event.ACCEPT and entry.state is not State.CANCELLING:
+                self.num_duplicate += 1
+            return Outcome.APPLIED
         entry.move(event)
         if entry.state in self._ended:
             self._end(entry)
@@ -254,6 +266,12 @@ class Ledger:
         if entry is not None:
             return entry.state
         return State.TOMBSTONE if client_id in self._tombstones else None
+
+    def end_of(self, client_id: int) -> State | None:
+        """How a request ended that is remembered; None where it lives, was refused before it
+        came, or is unknown. Tells a second copy of an end from one that crossed with ours."""
+        dead = self._tombstones.get(client_id)
+        return None if dead is None else dead.end
 
     def find(self, external_id: str) -> int | None:
         """The live client id of an external id."""

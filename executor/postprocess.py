@@ -17,7 +17,7 @@ from common.text.stream import TextDelta, TextStream
 from executor.engine.seam import EngineFinish, EngineOutput
 from executor.request import ExecutorRequest
 from executor.result import ResultChunk
-from protos.errors import InvalidRequestError
+from protos.errors import InternalError, InvalidRequestError
 from protos.messages import ContextPhaseParams, FinishReason, RequestType, Usage
 
 if TYPE_CHECKING:
@@ -104,8 +104,13 @@ class Postprocessor:
             return self._absorb_after_stop(output)
         assert output.error is None
         token_index = self._next_index
-        if output.token_ids:
-            assert output.token_index == token_index, "the engine left tokens out"
+        if output.token_ids and output.token_index != token_index:
+            if output.finish is None and output.token_index + len(output.token_ids) <= token_index:
+                self.num_dropped += len(output.token_ids)
+                return None  # a second copy
+            raise InternalError(
+                f"tokens from {token_index} on are missing: {output.token_index} came next"
+            )
         delta = self._push(output)
         token_ids = output.token_ids[: delta.num_tokens]
         self._count(token_ids, output)

@@ -151,9 +151,10 @@ class LiveRequests:
             self._queue.put(Release(UNAWAITED_CALL, lease.disagg_request_id, lease.pull_token))
 
     def _let_go(self, output: EngineOutput) -> None:
-        """A context phase that finished after we had ended it left a lease that nobody knows."""
+        """A context phase that finished after we had ended it left a lease that nobody knows.
+        A second copy of its end did not: whoever read the first has that lease."""
         params = output.finish.context_phase_params if output.finish is not None else None
-        if params is not None:
+        if params is not None and self.ledger.end_of(output.request_id) is not State.FINISHED:
             self._queue.put(Release(UNAWAITED_CALL, params.disagg_request_id, params.pull_token))
 
     def _end_after_defect(

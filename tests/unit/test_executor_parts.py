@@ -14,6 +14,7 @@ from executor.postprocess import Postprocessor, text_params
 from executor.result import GenerationResult, ResultChunk
 from protos.errors import (
     EngineDeadError,
+    InternalError,
     InvalidRequestError,
     RequestCancelledError,
 )
@@ -96,9 +97,16 @@ def test_half_a_stop_string_is_flushed_at_the_end() -> None:
     assert (last.token_index, last.text, last.stop_string) == (2, text_of(5), "")
 
 
-def test_tokens_left_out_by_the_engine_are_noticed() -> None:
-    with pytest.raises(AssertionError, match="left tokens out"):
-        postprocessor().absorb(output(1, 4))
+def test_tokens_left_out_are_noticed_and_those_that_come_twice_dropped() -> None:
+    """Guards: a hole in a stream that nobody sees, and a request that fails of a message that
+    came twice."""
+    text = postprocessor()
+    with pytest.raises(InternalError, match="tokens from 0 on are missing: 1 came next"):
+        text.absorb(output(1, 4))
+    assert text.absorb(output(0, 4)) is not None
+    assert text.absorb(output(0, 4)) is None
+    assert text.num_dropped == 1
+    assert text.absorb(output(1, 5)) is not None
 
 
 def test_stop_strings_without_a_tokenizer_are_refused_by_name() -> None:

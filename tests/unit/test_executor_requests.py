@@ -86,3 +86,28 @@ async def test_what_a_failed_request_still_yields_is_counted_and_its_lease_let_g
     assert requests.ledger.num_duplicate == 1
     with pytest.raises(ServerUnavailableError, match="silent"):
         await collect(result)
+
+
+async def test_an_end_that_comes_twice_does_not_take_back_the_lease_of_the_first() -> None:
+    """Guards a lease that was released while the generation server was about to pull: the
+    second copy of a context phase's end looked like one that nobody had read."""
+    queue = Queue()
+    requests = requests_on(queue)
+    context = context_request("c", (1, 2, 3))
+    result = requests.submit(context, now_s=0.0)
+    for _ in range(2):
+        requests.on_output(last(result.client_id, hand_off(context, 9)))
+    assert queue.sent == []
+    assert requests.ledger.num_duplicate == 1
+    assert tokens(await collect(result)) == (9,)
+
+
+def test_a_message_that_comes_twice_crashes_nothing() -> None:
+    """Guards the dispatcher's life: a second acceptance was taken for our own mistake."""
+    requests = requests_on(Queue())
+    client_id = requests.submit(request(), now_s=0.0).client_id
+    for _ in range(2):
+        requests.on_accepted(client_id)
+        requests.on_output(EngineOutput(request_id=client_id, token_ids=(5,)))
+    assert requests.ledger.state(client_id) is State.STREAMING
+    assert requests.ledger.num_duplicate == 1
