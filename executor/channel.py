@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +25,6 @@ from executor.limits import ExecutorLimits
 from executor.messages import ToProxy
 from executor.request_queue import RequestQueue
 
-logger = logging.getLogger(__name__)
-DISPATCHER_STOP_S_MAX = 2.0
 _TO_PROXY: Any = ToProxy
 
 
@@ -53,7 +50,6 @@ class ProxyChannel:
         self._dispatcher: Dispatcher[ToProxy] = Dispatcher(
             FrameReceiver(self._open(self.results_endpoint), self.opener),
             asyncio.get_running_loop(),
-            messages_max=limits.queue_messages_max,
             on_messages=on_messages,
             on_crash=on_crash,
         )
@@ -78,10 +74,8 @@ class ProxyChannel:
             return
         self._is_closed = True
         self.requests.close()
-        if self._dispatcher.stop(DISPATCHER_STOP_S_MAX):
-            self._context.term()
-        else:
-            logger.error("the result dispatcher did not stop; its thread and socket leak")
+        self._dispatcher.stop()
+        self._context.term()
         self._directory.close()
 
     def _open(self, endpoint: str) -> zmq.Socket[bytes]:

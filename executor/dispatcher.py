@@ -1,100 +1,69 @@
-"""The proxy's receiving thread: frames in, one wake of the event loop per batch out.
+"""The proxy's reading of its result socket, on the event loop: frames in, batches out.
 
-Life: started once, ends by `stop` or by a crash, which is reported and never
-mended by a silent restart. What the loop has not taken yet is bounded: beyond
-that the thread stops reading, and the worker feels it through its socket.
+Life: `start` to `stop`, or to a crash, which is reported once and never mended
+by a silent restart. There is no thread between: the loop hears of new frames by
+the socket's descriptor, so a step's responses cost it one call. What the loop
+does not take stays in the socket, whose bound the worker feels.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import os
-import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
-
-import zmq
 
 from executor.ipc import FrameReceiver
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+FRAMES_A_TURN_MAX = 16
+"""Then the others on the loop have their turn: whoever was woken reads before more comes."""
 
 
-class Dispatcher(threading.Thread, Generic[T]):
+class Dispatcher(Generic[T]):
+    """Everything here runs on `loop`."""
+
     def __init__(
         self,
         receiver: FrameReceiver[T],
         loop: asyncio.AbstractEventLoop,
         *,
-        messages_max: int,
         on_messages: Callable[[list[T]], None],
         on_crash: Callable[[Exception], None],
     ) -> None:
-        super().__init__(name="result-dispatch", daemon=True)
         self._receiver = receiver
         self._loop = loop
-        self._messages_max = messages_max
         self._on_messages = on_messages
         self._on_crash = on_crash
-        self._stop_fd = os.eventfd(0)
-        self._condition = threading.Condition()
-        self._messages: list[T] = []
-        self._is_stopped = False
+        self._fd = -1
         self.num_wakes = 0
 
-    def run(self) -> None:
+    def start(self) -> None:
+        self._fd = int(self._receiver.socket.FD)
+        self._loop.add_reader(self._fd, self._take)
+        self._loop.call_soon(self._take)  # the descriptor tells of what is new, not of what is
+
+    def stop(self) -> None:
+        """Nothing is delivered after it. Safe twice."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            self._fd = -1
+        self._receiver.socket.close(linger=0)
+
+    def _take(self) -> None:
+        if self._fd < 0:
+            return
+        self.num_wakes += 1
         try:
-            self._loop_until_stopped()
-        except Exception as error:
-            logger.exception("the result dispatcher crashed")
-            self._call_loop(functools.partial(self._on_crash, error))
-        finally:
-            self._receiver.socket.close(linger=0)
-
-    def stop(self, timeout_s: float) -> bool:
-        """From another thread. False where the thread did not end in time (and leaks)."""
-        with self._condition:
-            self._is_stopped = True
-            self._condition.notify_all()
-        os.eventfd_write(self._stop_fd, 1)
-        self.join(timeout_s)
-        if self.is_alive():
-            return False
-        os.close(self._stop_fd)
-        return True
-
-    def _loop_until_stopped(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._receiver.socket, zmq.POLLIN)
-        poller.register(self._stop_fd, zmq.POLLIN)
-        while not self._is_stopped:
-            poller.poll()
-            messages = self._receiver.drain(self._messages_max)
+            messages = self._receiver.drain(FRAMES_A_TURN_MAX)
             if messages:
-                self._hand_over(messages)
-
-    def _hand_over(self, messages: list[T]) -> None:
-        with self._condition:
-            while len(self._messages) >= self._messages_max and not self._is_stopped:
-                self._condition.wait()
-            needs_wake = not self._messages
-            self._messages.extend(messages)
-        if needs_wake:
-            self.num_wakes += 1
-            self._call_loop(self._deliver)
-
-    def _deliver(self) -> None:
-        """On the event loop."""
-        with self._condition:
-            messages, self._messages = self._messages, []
-            self._condition.notify_all()
-        self._on_messages(messages)
-
-    def _call_loop(self, callback: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
-            self._is_stopped = True
+                self._on_messages(messages)
+            has_more = self._receiver.has_frames()
+        except Exception as error:
+            logger.exception("reading the results crashed")
+            self.stop()
+            self._on_crash(error)
+            return
+        if has_more:
+            self._loop.call_soon(self._take)

@@ -144,6 +144,9 @@ class FrameReceiver(Generic[T]):
         self.socket = socket
         self.opener = opener
 
+    def has_frames(self) -> bool:
+        return bool(int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
     def drain(self, messages_max: int) -> list[T]:
         """What has arrived, in order, at most `messages_max` frames; never waits."""
         messages: list[T] = []
