@@ -1,18 +1,15 @@
 """What every form of the executor must do, over the scripted engine in a real process.
 
-One executor serves the whole file: a test that leaves anything behind makes the
-next one's audit fail.
+One executor (`conftest.py`) serves the whole file: a test that leaves anything
+behind makes the next one's audit fail. Cancels have a file of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
-from executor.engine.scripted_model import scripted_completion
 from executor.executor import ExecutorRequest, GenerationExecutor
 from protos.errors import (
     DeadlineExceededError,
@@ -22,31 +19,19 @@ from protos.errors import (
     RequestFailedError,
 )
 from protos.messages import FinishReason, RequestType, SamplingParams
-from protos.tokens import pack_token_ids
 from tests.support.executor_scripted import (
+    CONTRACT,
     REFUSE,
     CharTokenizer,
     audited,
     collect,
-    config,
     context_request,
+    expected,
     request,
-    running,
     tokens,
 )
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
-CONFIG = config(step_ms=1.0, lease_ms=400, vocab_size=32_000)
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def executor() -> AsyncIterator[GenerationExecutor]:
-    async with running(CONFIG, tokenizer=CharTokenizer(), deadline_grace_s=1.0) as executor:
-        yield executor
-
-
-def expected(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    return scripted_completion(pack_token_ids(prompt), 7, num_tokens, CONFIG.scripted)
 
 
 async def test_one_request_streams_its_tokens_and_ends_once(executor: GenerationExecutor) -> None:
@@ -126,7 +111,7 @@ async def test_an_abandoned_lease_ends_without_traffic(executor: GenerationExecu
     await asyncio.sleep(0.6)
     audit = await audited(executor)
     assert audit.blocks_by_owner["lease"] == 0
-    assert audit.blocks_by_state["free"] == CONFIG.kv_cache.num_blocks
+    assert audit.blocks_by_state["free"] == CONTRACT.kv_cache.num_blocks
 
 
 async def test_a_stop_string_ends_by_stop_and_drops_the_rest(executor: GenerationExecutor) -> None:
@@ -210,68 +195,6 @@ async def test_a_live_external_id_is_unique(executor: GenerationExecutor) -> Non
     with pytest.raises(RequestCancelledError):
         await collect(first)
     await collect(executor.submit(request("dup")))
-
-
-async def test_cancel_at_once_streaming_twice_late_and_unknown(
-    executor: GenerationExecutor,
-) -> None:
-    """Guards: a cancel in some state that is lost, answers twice, or frees nothing."""
-    at_once = executor.submit(request("x", max_tokens=1000))
-    at_once.abort()
-    streaming = executor.submit(request("y", max_tokens=1000))
-    await anext(streaming)
-    streaming.abort()
-    streaming.abort()
-    for result in (at_once, streaming):
-        with pytest.raises(RequestCancelledError) as first:
-            await collect(result)
-        with pytest.raises(RequestCancelledError) as second:
-            await anext(result)
-        assert first.value is second.value  # sticky
-    finished = executor.submit(request("z"))
-    chunks = await collect(finished)
-    finished.abort()
-    executor.abort_request(12345 << 16)
-    assert chunks[-1].finish is not None
-    audit = await audited(executor)
-    assert audit.counters["proxy_unknown"] == 1
-    assert audit.blocks_by_state["live"] == 0
-
-
-async def test_cancel_of_a_queued_request(executor: GenerationExecutor) -> None:
-    """Guards: a waiting request that a cancel only marks, and that still runs later."""
-    runners = [executor.submit(request(f"r{i}", max_tokens=200)) for i in range(64)]
-    queued = executor.submit(request("q", max_tokens=5000))
-    await anext(runners[-1])
-    assert (await executor.load()).num_queued == 1
-    queued.abort()
-    with pytest.raises(RequestCancelledError):
-        await collect(queued)
-    for runner in runners:
-        runner.abort()
-    for runner in runners:
-        with pytest.raises(RequestCancelledError):
-            await collect(runner)
-    await audited(executor)
-
-
-async def test_cancel_races_with_the_end(executor: GenerationExecutor) -> None:
-    """Guards: no answer, or two, where the cancel meets the last step."""
-    ends = {"finished": 0, "cancelled": 0}
-    for round_number in range(20):
-        results = [executor.submit(request(f"e{i}", (i, 1), max_tokens=2)) for i in range(20)]
-        await asyncio.sleep(0.0003 * round_number)
-        for result in results:
-            result.abort()
-        for result in results:
-            try:
-                assert (await collect(result))[-1].finish is not None
-                ends["finished"] += 1
-            except RequestCancelledError:
-                ends["cancelled"] += 1
-    assert sum(ends.values()) == 400
-    assert ends["cancelled"] > 0
-    await audited(executor)
 
 
 async def test_a_deadline_ends_running_and_queued_requests(executor: GenerationExecutor) -> None:

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from executor.config import EngineConfig, KvCacheConfig, ScriptedConfig, TransferConfig
+from executor.engine.scripted_model import scripted_completion
 from executor.executor import ExecutorRequest, GenerationExecutor, GenerationResult, ResultChunk
 from executor.limits import ExecutorLimits
 from protos.messages import DisaggRequestId, LedgerAudit, RequestType, SamplingParams
+from protos.tokens import pack_token_ids
 
 EMPTY_STATES = dict.fromkeys(("registered", "sent", "running", "streaming", "cancelling"), 0)
 REFUSE, CRASH, EXIT, HANG = 31_001, 31_002, 31_003, 31_004
@@ -28,6 +30,15 @@ def config(*, lease_ms: int = 10_000, num_blocks: int = 1024, **script: Any) -> 
             **script,
         ),
     )
+
+
+CONTRACT = config(step_ms=1.0, lease_ms=400, vocab_size=32_000, num_blocks=8192)
+"""The engine of the contract suite."""
+
+
+def expected(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    """What a request of the contract suite must stream."""
+    return scripted_completion(pack_token_ids(prompt), 7, num_tokens, CONTRACT.scripted)
 
 
 def request(
