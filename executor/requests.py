@@ -176,10 +176,10 @@ class LiveRequests:
 
 
 def _event_of(output: EngineOutput, live: _Live | None) -> Event:
+    if output.finish is None and output.error is None:
+        return Event.TOKENS
     is_stopped = live is not None and live.text.is_stopped
     if output.error is not None and not is_stopped:
         is_cancel = output.error.kind == RequestCancelledError.__name__
         return Event.CONFIRM if is_cancel else Event.FAIL
-    if output.error is not None or output.finish is not None:
-        return Event.FINISH
-    return Event.TOKENS
+    return Event.FINISH

@@ -12,15 +12,15 @@ string that lies across the boundary.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+
+import msgspec
 
 from common.text.detokenizer import Decoder, IncrementalDetokenizer
 from common.text.stops import StopMatcher
 
 
-@dataclasses.dataclass(frozen=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """Text that may be shown now.
 
     `text_offset` is where it starts in the answer, in code points. `num_tokens`
