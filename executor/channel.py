@@ -1,4 +1,8 @@
-"""The proxy's side of the two queues: folder, key, sockets and dispatcher as one thing."""
+"""The frontend's end of its lane: key, sockets and dispatcher as one thing.
+
+Made new in a private folder, where the worker is told to connect (`local`), or
+on the endpoints of a lane that the worker has opened.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ from executor.ipc import (
     PrivateDirectory,
     open_pair,
 )
+from executor.lane import OWNER_ID, LaneSpec
 from executor.limits import ExecutorLimits
 from executor.messages import ToProxy
 from executor.request_queue import RequestQueue
@@ -29,32 +34,55 @@ _TO_PROXY: Any = ToProxy
 
 
 class ProxyChannel:
-    """Open from construction to `close`, which is safe twice and leaks rather than hangs."""
+    """Open from construction to `close`, which is safe twice."""
 
     def __init__(
         self,
+        spec: LaneSpec,
         limits: ExecutorLimits,
         *,
         on_messages: Callable[[list[ToProxy]], None],
         on_crash: Callable[[Exception], None],
+        curve_server_key: bytes = b"",
+        directory: PrivateDirectory | None = None,
     ) -> None:
-        self.key = secrets.token_bytes(KEY_BYTES)
+        self.spec = spec
         self._limits = limits
-        self._directory = PrivateDirectory()
-        self.requests_endpoint = self._directory.endpoint("requests")
-        self.results_endpoint = self._directory.endpoint("results")
+        self._directory = directory
+        self._curve_server_key = curve_server_key
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        sender = FrameSender(self._open(self.requests_endpoint), FrameSealer(self.key, TO_WORKER))
-        self.requests = RequestQueue(sender)
-        self.opener: FrameOpener[ToProxy] = FrameOpener(self.key, TO_PROXY, _TO_PROXY)
+        loop = asyncio.get_running_loop()
+        sender = FrameSender(self._open(spec.requests_endpoint), FrameSealer(spec.key, TO_WORKER))
+        self.requests = RequestQueue(
+            sender, batch_max=limits.send_batch_max, batch_s=limits.send_batch_s, loop=loop
+        )
+        self.opener: FrameOpener[ToProxy] = FrameOpener(spec.key, TO_PROXY, _TO_PROXY)
         self._dispatcher: Dispatcher[ToProxy] = Dispatcher(
-            FrameReceiver(self._open(self.results_endpoint), self.opener),
-            asyncio.get_running_loop(),
+            FrameReceiver(self._open(spec.results_endpoint), self.opener),
+            loop,
             on_messages=on_messages,
             on_crash=on_crash,
         )
         self._dispatcher.start()
         self._is_closed = False
+
+    @classmethod
+    def local(
+        cls,
+        limits: ExecutorLimits,
+        *,
+        on_messages: Callable[[list[ToProxy]], None],
+        on_crash: Callable[[Exception], None],
+    ) -> ProxyChannel:
+        """The owner's own lane, on this host."""
+        directory = PrivateDirectory()
+        spec = LaneSpec(
+            frontend_id=OWNER_ID,
+            key=secrets.token_bytes(KEY_BYTES),
+            requests_endpoint=directory.endpoint("requests"),
+            results_endpoint=directory.endpoint("results"),
+        )
+        return cls(spec, limits, on_messages=on_messages, on_crash=on_crash, directory=directory)
 
     @property
     def num_wakes(self) -> int:
@@ -66,7 +94,7 @@ class ProxyChannel:
         """
         if not self.requests.is_connected():
             return False
-        self._directory.close()
+        self._remove_files()
         return True
 
     def close(self) -> None:
@@ -76,14 +104,19 @@ class ProxyChannel:
         self.requests.close()
         self._dispatcher.stop()
         self._context.term()
-        self._directory.close()
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        if self._directory is not None:
+            self._directory.close()
 
     def _open(self, endpoint: str) -> zmq.Socket[bytes]:
         return open_pair(
             self._context,
             endpoint,
-            is_server=True,
+            is_server=not self.spec.worker_binds,
             queue_messages_max=self._limits.queue_messages_max,
             message_bytes_max=self._limits.message_bytes_max,
             linger_ms=0,
+            curve_server_key=self._curve_server_key,
         )

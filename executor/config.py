@@ -66,6 +66,47 @@ class HealthConfig(ConfigStruct, frozen=True, kw_only=True):
             raise refusal(f"{at}give_up_ms", self.give_up_ms, limit)
 
 
+class WorldConfig(ConfigStruct, frozen=True, kw_only=True):
+    """The processes that run the engine. Rank 0 leads."""
+
+    launcher: Literal["auto", "spawn", "mpi", "external"] = "auto"
+    """auto: external inside an outer mpirun or srun, mpi for several ranks where mpi4py is
+    installed, else spawn."""
+    num_ranks: Annotated[int, Meta(ge=1, le=1024)] = 1
+
+
+class ExecutorConfig(ConfigStruct, frozen=True, kw_only=True):
+    """Where the engine runs, seen from the process that serves."""
+
+    form: Literal["auto", "single", "ipc", "rpc", "ray"] = "auto"
+    """auto: rpc where `rpc_address` is given, else ipc."""
+    world: WorldConfig = WorldConfig()
+    rpc_address: str = ""
+    """HOST:PORT of a worker world that `baton worker` has started."""
+    ray_address: str = ""
+    """The Ray cluster to join; empty: one on this host, started and stopped with us."""
+    postprocess_workers: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Processes that make text and match stop strings; 0: the serving process does it."""
+    send_batch_max: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Messages to the engine that may share a frame; 1 sends each at once."""
+    send_batch_ms: Annotated[float, Meta(ge=0, le=1000)] = 1.0
+    """How long a message may wait for its frame; only where `send_batch_max` is over 1."""
+    stop_s_max: Annotated[float, Meta(gt=0, le=3600)] = 180.0
+    """How long an engine that is well may take to stop before it is killed."""
+    lane_silence_ms: Annotated[int, Meta(ge=100, le=3_600_000)] = 10_000
+    """A frontend on another host that was not heard for so long is given up by the engine."""
+
+    def check(self, at: str = "") -> None:
+        """Raises ConfigError for values that do not go together."""
+        if self.form == "rpc" and not self.rpc_address:
+            raise refusal(f"{at}rpc_address", "empty", "HOST:PORT of a `baton worker`")
+        if self.form not in ("rpc", "auto") and self.rpc_address:
+            raise refusal(f"{at}rpc_address", self.rpc_address, f"empty with form {self.form}")
+        if self.form == "single" and self.world.num_ranks > 1:
+            limit = "1 in the single-process form"
+            raise refusal(f"{at}world.num_ranks", self.world.num_ranks, limit)
+
+
 class ScriptedConfig(ConfigStruct, frozen=True, kw_only=True):
     """The scripted engine: deterministic tokens without a model, for tests and drills.
 
@@ -113,6 +154,7 @@ class EngineConfig(ConfigStruct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     transfer: TransferConfig = TransferConfig()
     health: HealthConfig = HealthConfig()
+    executor: ExecutorConfig = ExecutorConfig()
     scripted: ScriptedConfig = ScriptedConfig()
 
     def check(self, at: str = "") -> None:
@@ -148,6 +190,10 @@ class EngineConfig(ConfigStruct, frozen=True, kw_only=True):
                 f"under stall_ms, {transfer.stall_ms}",
             )
         self.health.check(f"{at}health.")
+        self.executor.check(f"{at}executor.")
+        if self.engine == "torch" and self.executor.world.num_ranks > 1:
+            limit = "1: this engine is not split over several ranks yet"
+            raise refusal(f"{at}executor.world.num_ranks", self.executor.world.num_ranks, limit)
 
 
 _ROOM_MIN = 2

@@ -1,7 +1,7 @@
 """The boundary that turns an engine into a service.
 
-`GenerationExecutor.create` picks the form (today: a worker process behind IPC)
-and says so in one log line. Everything here belongs to the event loop that
+`GenerationExecutor.create` picks the form and says so, and why, in one log line
+(executor/forms.py has the choice). Everything here belongs to the event loop that
 created it, but `pre_shutdown`, which any thread may call.
 
 Life: created (the model is loaded), serving, closing (`pre_shutdown`: no new
@@ -50,13 +50,24 @@ class GenerationExecutor(ABC):
         configuration or model that cannot work, EngineDeadError with the
         worker's real error for anything else. Nothing is left behind then.
         """
-        from executor.proxy import IpcProxy
+        from executor.forms import choose_form
+        from executor.proxy import Proxy
 
-        bounds = limits or ExecutorLimits.of(config.health)
-        logger.info("executor of %s: IPC proxy, one worker process on this host", name)
-        proxy = IpcProxy(config, name=name, tokenizer=tokenizer, limits=bounds)
+        bounds = limits or ExecutorLimits.of(config)
+        choice = choose_form(config)
+        logger.info("executor of %s: %s, because %s", name, choice.what, choice.why)
+        proxy = Proxy(
+            lambda user: choice.make_link(config, name=name, limits=bounds, user=user),
+            tokenizer=tokenizer,
+            limits=bounds,
+        )
         await proxy.start(progress or _ignore)
         return proxy
+
+    @property
+    @abstractmethod
+    def form(self) -> str:
+        """The form that was chosen."""
 
     @property
     @abstractmethod
@@ -80,6 +91,11 @@ class GenerationExecutor(ABC):
     @abstractmethod
     def find(self, external_id: str) -> int | None:
         """The live client id of an external id."""
+
+    @abstractmethod
+    async def abort_named(self, external_id: str) -> bool:
+        """Abort a request of that external id, whichever frontend of this engine has it.
+        False where none is live."""
 
     @abstractmethod
     async def release(self, disagg_id: DisaggRequestId, pull_token: bytes) -> bool:

@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from common.scratch import ScratchFolder
-from protos.errors import ConfigError
+from protos.errors import ConfigError, ServerUnavailableError
 
 KEY_BYTES = 32
 TAG_BYTES = 32
@@ -58,17 +58,36 @@ def open_pair(
     queue_messages_max: int,
     message_bytes_max: int,
     linger_ms: int,
+    curve_secret_key: bytes = b"",
+    curve_server_key: bytes = b"",
 ) -> zmq.Socket[bytes]:
-    """A bounded PAIR socket. The proxy's side binds, the worker's connects."""
+    """A bounded PAIR socket.
+
+    Over tcp, where strangers may connect, the side that binds has `curve_secret_key`
+    and the other one `curve_server_key`, its public half: without it nobody takes
+    the one place that a PAIR has. Both are Z85 text, as `zmq.curve_keypair` gives them.
+    """
     socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.SNDHWM, queue_messages_max)
     socket.setsockopt(zmq.RCVHWM, queue_messages_max)
     socket.setsockopt(zmq.MAXMSGSIZE, message_bytes_max)
     socket.setsockopt(zmq.LINGER, linger_ms)
-    if is_server:
-        socket.bind(endpoint)
-    else:
-        socket.connect(endpoint)
+    if curve_secret_key:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, curve_secret_key)
+    if curve_server_key:
+        public, secret = zmq.curve_keypair()
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        socket.setsockopt(zmq.CURVE_SERVERKEY, curve_server_key)
+    try:
+        if is_server:
+            socket.bind(endpoint)
+        else:
+            socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        raise ServerUnavailableError(f"the queue at {endpoint} cannot be opened: {error}") from None
     return socket
 
 
@@ -96,6 +115,8 @@ class FrameOpener(Generic[T]):
         self._sequence = 0
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
         self.num_unauthenticated = 0
+        self.num_lost = 0
+        """Frames of this direction that never came: only a broken connection loses any."""
         self.num_replayed = 0
         self.num_malformed = 0
 
@@ -114,6 +135,7 @@ class FrameOpener(Generic[T]):
         if sequence <= self._sequence:
             self.num_replayed += 1
             return None
+        self.num_lost += sequence - self._sequence - 1
         self._sequence = sequence
         try:
             return self._decoder.decode(body[SEQUENCE_BYTES:])
@@ -137,6 +159,10 @@ class FrameSender:
             return False
         self.socket.send(self._sealer.seal(message), zmq.NOBLOCK)
         return True
+
+    def close(self) -> None:
+        """What was not sent is dropped."""
+        self.socket.close(linger=0)
 
 
 class FrameReceiver(Generic[T]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from executor.config import HealthConfig
+from executor.config import EngineConfig
 from executor.health import HealthBounds
 
 HEARTBEAT_S_MAX = 1.0
@@ -27,8 +27,15 @@ class ExecutorLimits:
     """For an answer to a control call (release, renew, load, audit)."""
     last_words_s: float = 0.1
     """From seeing the worker's exit to declaring it: what it sent before is read first."""
-    stop_s_max: float = 10.0
-    """From the stop sentinel to SIGKILL."""
+    stop_live_s_max: float = 180.0
+    """From the stop sentinel to SIGKILL, for a world that is well: its step may be long."""
+    stop_dead_s_max: float = 5.0
+    """The same for one that is not, and from SIGKILL to leaving it behind."""
+    send_batch_max: int = 1
+    """Messages to the worker that may share a frame; 1: each is sent at once."""
+    send_batch_s: float = 0.0
+    lane_silence_s: float = 10.0
+    """A frontend that nobody watches is given up by the worker after so long without a word."""
     queue_messages_max: int = 1024
     """High-water mark of each socket side and of each in-process queue behind it."""
     message_bytes_max: int = 64 << 20
@@ -37,7 +44,15 @@ class ExecutorLimits:
     log_line_bytes_max: int = 4096
 
     @classmethod
-    def of(cls, config: HealthConfig) -> ExecutorLimits:
-        health = HealthBounds.of(config)
+    def of(cls, config: EngineConfig) -> ExecutorLimits:
+        health = HealthBounds.of(config.health)
         heartbeat_s = min(HEARTBEAT_S_MAX, health.silence_s / BEATS_PER_SILENCE)
-        return cls(health=health, heartbeat_s=heartbeat_s)
+        executor = config.executor
+        return cls(
+            health=health,
+            heartbeat_s=heartbeat_s,
+            send_batch_max=executor.send_batch_max,
+            send_batch_s=executor.send_batch_ms / 1000,
+            stop_live_s_max=executor.stop_s_max,
+            lane_silence_s=executor.lane_silence_ms / 1000,
+        )

@@ -13,6 +13,7 @@ import msgspec
 
 from executor.config import EngineConfig
 from executor.engine.seam import EngineAudit, EngineIdentity, EngineOutput, EngineRequest
+from executor.lane import LaneSpec
 from protos.errors import ErrorData
 from protos.messages import DisaggRequestId, Load
 
@@ -22,13 +23,24 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Submit(_Message, frozen=True):
-    """`request.request_id` is the client id: the worker's mapping is the identity."""
+    """`request.request_id` is the client id: the worker's mapping is the identity.
+
+    The external id tells the same request apart across lanes.
+    """
 
     request: EngineRequest
+    external_id: str
 
 
 class Cancel(_Message, frozen=True):
     client_id: int
+
+
+class CancelNamed(_Message, frozen=True):
+    """For a request that may be another lane's."""
+
+    call_id: int
+    external_id: str
 
 
 class Release(_Message, frozen=True):
@@ -51,11 +63,27 @@ class AuditQuery(_Message, frozen=True):
     call_id: int
 
 
+class Beat(_Message, frozen=True):
+    """The frontend lives: its lane is not to be closed for silence."""
+
+
 class Stop(_Message, frozen=True):
-    """Nothing follows it."""
+    """Nothing follows it. Only the world's owner may say it."""
 
 
-ToWorker: TypeAlias = Submit | Cancel | Release | Renew | LoadQuery | AuditQuery | Stop
+ToWorker: TypeAlias = (
+    Submit | Cancel | CancelNamed | Release | Renew | LoadQuery | AuditQuery | Beat | Stop
+)
+
+
+class Batch(_Message, frozen=True):
+    """Several messages in one frame, in order."""
+
+    messages: tuple[ToWorker, ...]
+
+
+WorkerFrame: TypeAlias = ToWorker | Batch
+"""What one frame to the worker holds."""
 
 
 class Hello(_Message, frozen=True):
@@ -84,7 +112,7 @@ class Heartbeat(_Message, frozen=True):
 
 
 class Reply(_Message, frozen=True):
-    """To release and renew."""
+    """To release, renew and cancel by name."""
 
     call_id: int
     value: bool
@@ -103,13 +131,21 @@ class AuditReply(_Message, frozen=True):
     worker: dict[str, int]
 
 
+class LaneClosed(_Message, frozen=True):
+    """Nothing follows it: the worker has given this frontend up, and ended its requests."""
+
+    why: str
+
+
 class Died(_Message, frozen=True):
     """The worker's last message: why its engine is gone."""
 
     error: ErrorData
 
 
-ToProxy: TypeAlias = Hello | Ready | Outputs | Heartbeat | Reply | LoadReply | AuditReply | Died
+ToProxy: TypeAlias = (
+    Hello | Ready | Outputs | Heartbeat | Reply | LoadReply | AuditReply | LaneClosed | Died
+)
 
 
 class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,9 +157,8 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
 
     config: EngineConfig
     name: str
-    key: bytes
-    requests_endpoint: str
-    results_endpoint: str
+    lane: LaneSpec
+    """The owner's own."""
     heartbeat_s: float
     queue_messages_max: int
     message_bytes_max: int

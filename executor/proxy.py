@@ -1,10 +1,10 @@
-"""The IPC form: this process keeps the books, a worker process runs the engine.
+"""The executor's books in the process that serves; the engine is behind a link.
 
-It ties together the live requests, the control calls, the worker's life and the
-channel between; each has its own file. While the worker is silent or stalled,
-nothing is open and nothing is accepted; it is killed once it is given up. After
-a death, and after `shutdown`, every use raises the one error that tells the
-first cause.
+It ties together the live requests, the control calls, the health watch and the
+link, which is what the forms differ in. While the worker is silent or stalled,
+nothing is open and nothing is accepted; it is given up after a while. After a
+death, and after `shutdown`, every use raises the one error that tells the first
+cause.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never
 
-from executor.channel import ProxyChannel
-from executor.config import EngineConfig
 from executor.control import ControlCalls
 from executor.engine.seam import EngineIdentity
 from executor.executor import GenerationExecutor
 from executor.health import ProgressWatch
-from executor.life import WorkerLife
 from executor.limits import ExecutorLimits
+from executor.link import Link, LinkUser
 from executor.messages import (
     AuditQuery,
     AuditReply,
+    Beat,
+    CancelNamed,
     Died,
     Heartbeat,
     Hello,
+    LaneClosed,
     LoadQuery,
     LoadReply,
     Outputs,
@@ -49,33 +50,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class IpcProxy(GenerationExecutor):
+class Proxy(GenerationExecutor):
     """See the module's docstring; construct on the event loop, then `start`."""
 
     def __init__(
         self,
-        config: EngineConfig,
+        make_link: Callable[[LinkUser], Link],
         *,
-        name: str,
         tokenizer: Tokenizer | None,
         limits: ExecutorLimits,
     ) -> None:
         self._limits = limits
-        self._name = name
         self._loop = asyncio.get_running_loop()
-        self._channel = ProxyChannel(
-            limits, on_messages=self._on_messages, on_crash=self._on_dispatcher_crash
-        )
+        self._link = make_link(self)
         self._requests = LiveRequests(
-            self._channel.requests,
+            self._link.requests,
             tokenizer,
+            frontend_id=self._link.frontend_id,
             tombstones_max=limits.tombstones_max,
             grace_s=limits.deadline_grace_s,
         )
-        self._calls = ControlCalls(self._channel.requests, limits.call_s_max)
-        self._life = WorkerLife(
-            config, name=name, limits=limits, channel=self._channel, on_dead=self._on_dead
-        )
+        self._calls = ControlCalls(self._link.requests, limits.call_s_max)
         self._watch = self._new_watch()
         self._trouble: ServerUnavailableError | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
@@ -85,7 +80,7 @@ class IpcProxy(GenerationExecutor):
     async def start(self, progress: Callable[[str], None]) -> None:
         """Raises ConfigError or EngineDeadError; everything is freed then."""
         try:
-            await self._life.start(progress)
+            await self._link.start(progress)
         except BaseException:
             await self.shutdown()
             raise
@@ -99,17 +94,20 @@ class IpcProxy(GenerationExecutor):
     # --- use ------------------------------------------------------------------
 
     @property
+    def form(self) -> str:
+        return self._link.form
+
+    @property
     def identity(self) -> EngineIdentity:
-        return self._life.identity
+        return self._link.identity
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        return self._life.pids
+        return self._link.pids
 
     @property
     def log_lines(self) -> tuple[str, ...]:
-        """The worker's last log lines."""
-        return self._life.log_lines
+        return self._link.log_lines
 
     def submit(self, request: ExecutorRequest) -> GenerationResult:
         self._refuse_if_over()
@@ -125,6 +123,18 @@ class IpcProxy(GenerationExecutor):
 
     def find(self, external_id: str) -> int | None:
         return self._requests.ledger.find(external_id)
+
+    async def abort_named(self, external_id: str) -> bool:
+        client_id = self.find(external_id)
+        if client_id is not None:
+            self.abort_request(client_id)
+            return True
+        if not self._link.shares_engine:
+            return False
+        self._refuse_if_over()
+        reply = await self._calls.call(lambda call: CancelNamed(call, external_id))
+        assert isinstance(reply, Reply)
+        return reply.value
 
     async def release(self, disagg_id: DisaggRequestId, pull_token: bytes) -> bool:
         self._refuse_if_over()
@@ -166,9 +176,8 @@ class IpcProxy(GenerationExecutor):
         return {
             **self._requests.ledger.counters(),
             "dropped_tokens": self._requests.num_dropped_tokens,
-            "bad_frames": self._channel.opener.num_bad,
             "late_replies": self._calls.num_late,
-            "wakes": self._channel.num_wakes,
+            **self._link.counters(),
         }
 
     # --- health ---------------------------------------------------------------
@@ -177,16 +186,16 @@ class IpcProxy(GenerationExecutor):
         self._refuse_if_over(looks_now=True)
 
     async def wait_dead(self) -> EngineDeadError:
-        return await asyncio.shield(self._life.dead)
+        return await asyncio.shield(self._link.dead)
 
     def _refuse_if_over(self, *, looks_now: bool = False) -> None:
         """Raises EngineDeadError after a death, ServerUnavailableError while closing
         and while the worker is in trouble."""
-        if self._life.dead.done():
-            raise self._life.dead.result()
+        if self._link.dead.done():
+            raise self._link.dead.result()
         if self._is_closing:
             raise ServerUnavailableError("the engine is shutting down")
-        if self._life.is_suspect or (looks_now and self._life.has_exited()):
+        if self._link.is_suspect or (looks_now and self._link.has_exited()):
             raise EngineDeadError("the engine's worker has just died; the cause is being read")
         self._look_at_worker()
         if self._trouble is not None:
@@ -195,29 +204,31 @@ class IpcProxy(GenerationExecutor):
     def _look_at_worker(self) -> None:
         """What is open ends with the first sign of trouble, and the worker is told so: if it
         goes on, it frees everything by itself before it sees a new request."""
-        if self._is_closing or self._life.dead.done() or not self._life.is_loaded:
+        if self._is_closing or self._link.dead.done() or not self._link.is_loaded:
             return
         now_s = self._loop.time()
         what = self._watch.look(now_s)
         if not what:
             if self._trouble is not None:
-                logger.warning("%s: the engine's worker is back", self._name)
+                logger.warning("%s: the engine's worker is back", self._link.name)
             self._trouble = None
             return
-        pids = ", ".join(str(pid) for pid in self._life.pids)
-        is_first = self._trouble is None
-        self._trouble = ServerUnavailableError(
-            f"the engine's worker of {self._name} (process {pids}) {what}"
-        )
-        if is_first:
-            logger.error("%s; %d requests fail", self._trouble.message, len(self._requests))
-            self._requests.fail_all(self._trouble, cancel=True)
-            self._calls.fail_all(self._trouble)
+        if self._trouble is None:
+            self._begin_trouble(what)
         if self._watch.is_given_up(now_s):
             bound = f"health.give_up_ms is {self._limits.health.give_up_s * 1000:g}"
-            self._life.give_up(f"it {what}, and was killed ({bound})")
+            self._link.give_up(f"it {what}, and was killed ({bound})")
 
-    def _on_dead(self, error: EngineDeadError) -> None:
+    def _begin_trouble(self, what: str) -> None:
+        pids = ", ".join(str(pid) for pid in self._link.pids)
+        where = f" (process {pids})" if pids else ""
+        error = ServerUnavailableError(f"the engine's worker of {self._link.name}{where} {what}")
+        self._trouble = error
+        logger.error("%s; %d requests fail", error.message, len(self._requests))
+        self._requests.fail_all(error, cancel=True)
+        self._calls.fail_all(error)
+
+    def on_dead(self, error: EngineDeadError) -> None:
         """Everything open hears of it now."""
         self._requests.fail_all(error, cancel=False)
         self._calls.fail_all(error)
@@ -225,12 +236,14 @@ class IpcProxy(GenerationExecutor):
     def _tick(self) -> None:
         self._look_at_worker()
         self._requests.expire(self._loop.time())
-        self._channel.requests.flush()
+        self._link.requests.flush()
+        if self._link.must_beat:
+            self._link.requests.offer(Beat())  # without room the worker has enough to hear
         self._tick_timer = self._loop.call_later(self._limits.heartbeat_s, self._tick)
 
     # --- what comes from the worker -------------------------------------------
 
-    def _on_messages(self, messages: list[ToProxy]) -> None:
+    def on_messages(self, messages: list[ToProxy]) -> None:
         self._watch.on_heard(self._loop.time())
         for message in messages:
             self._on_message(message)
@@ -248,16 +261,15 @@ class IpcProxy(GenerationExecutor):
             case Reply() | LoadReply() | AuditReply():
                 self._calls.on_reply(message)
             case Hello():
-                self._life.on_hello(message)
+                pass  # the link's affair
             case Ready():
-                self._life.on_ready(message.identity)
+                self._link.on_ready(message.identity)
+            case LaneClosed():
+                self._link.on_lane_closed(message.why)
             case Died():
-                self._life.on_died(message.error)
+                self._link.on_died(message.error)
             case _:
                 assert_never(message)
-
-    def _on_dispatcher_crash(self, error: Exception) -> None:
-        self._life.declare_dead(f"reading its results failed: {type(error).__name__}: {error}")
 
     # --- shutdown -------------------------------------------------------------
 
@@ -276,7 +288,7 @@ class IpcProxy(GenerationExecutor):
             return
         self._is_closing = True
         error = ServerUnavailableError("the engine is shutting down")
-        self._requests.fail_all(error, cancel=not self._life.dead.done())
+        self._requests.fail_all(error, cancel=not self._link.dead.done())
         self._calls.fail_all(error)
 
     async def shutdown(self) -> None:
@@ -285,11 +297,13 @@ class IpcProxy(GenerationExecutor):
         await asyncio.shield(self._shutdown)
 
     async def _shut_down(self) -> None:
+        is_well = self._trouble is None and not self._link.dead.done()
         self._close_intake()
-        await self._life.stop()
+        leaks = await self._link.stop(is_well=is_well)
         if self._tick_timer is not None:
             self._tick_timer.cancel()
-        self._channel.close()
+        for leak in leaks:
+            logger.error("%s: left behind: %s", self._link.name, leak)
 
 
 def _prefixed(prefix: str, counters: dict[str, int]) -> dict[str, int]:

@@ -50,10 +50,11 @@ class LiveRequests:
         queue: RequestQueue,
         tokenizer: Tokenizer | None,
         *,
+        frontend_id: int = 0,
         tombstones_max: int,
         grace_s: float,
     ) -> None:
-        self.ledger = Ledger(tombstones_max=tombstones_max)
+        self.ledger = Ledger(frontend_id=frontend_id, tombstones_max=tombstones_max)
         self._queue = queue
         self._tokenizer = tokenizer
         self._grace_s = grace_s
@@ -71,7 +72,8 @@ class LiveRequests:
         result = GenerationResult(client_id, self.cancel)
         ends_at_s = now_s + request.deadline_s + self._grace_s
         self._live[client_id] = _Live(result, text, ends_at_s)
-        if not self._queue.offer(Submit(to_engine_request(request, client_id))):
+        submit = Submit(to_engine_request(request, client_id), request.external_id)
+        if not self._queue.offer(submit):
             error = OverloadedError("the engine's request queue is full")
             self.fail(client_id, error)
             raise error

@@ -1,12 +1,13 @@
 """The worker's loop: it alone drives the engine.
 
-Life: HELLO before anything is loaded, READY with the engine's identity, then
-rounds of drain the inbox, step, send what the step said as one message, sleep
-where there is nothing to do. It ends by `Stop` (cleanly), or by an exception
-of the engine: DIED with the cause is then the last message.
+Life: the engine is loaded, every lane is greeted with READY, then rounds of
+drain the inbox, step, send each lane what the step said about its requests as
+one message, sleep where there is nothing to do. It ends by the owner's `Stop`
+(cleanly), or by an exception of the engine, which is dead then.
 
-Three threads stand around it: one receives, one beats the heart, one (in
-worker_main) watches for the parent's end.
+A lane may speak of its own requests only; one that ends takes its requests with
+it. Around the loop stand the receiving thread, the heart, and in worker_main
+whoever watches for the owner's end.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-
-import zmq
+from typing import Protocol
 
 from executor.config import EngineConfig
 from executor.engine.seam import Engine, EngineOutput
-from executor.inbox import Inbox
-from executor.ipc import FrameReceiver
-from executor.ledger import Adoption, Event, Ledger, Outcome
+from executor.inbox import Inbox, LaneEnded
+from executor.lane import OWNER_ID
+from executor.ledger import Adoption, Event, Ledger, Outcome, frontend_of
 from executor.messages import (
     AuditQuery,
     AuditReply,
+    Beat,
     Cancel,
+    CancelNamed,
     Heartbeat,
     LoadQuery,
     LoadReply,
@@ -36,47 +38,54 @@ from executor.messages import (
     Reply,
     Stop,
     Submit,
+    ToProxy,
     ToWorker,
 )
-from executor.outbox import Outbox
-from protos.errors import ErrorData, RequestCancelledError, RequestError
+from executor.names import Names
+from protos.errors import DuplicateRequestError, ErrorData, RequestCancelledError, RequestError
 
 logger = logging.getLogger(__name__)
 
 CreateEngine = Callable[[EngineConfig, Callable[[], None]], Engine]
+FLUSH_S = 0.01
+"""How soon the idle loop tries again where a frontend had no room."""
 
 
-class Receiver(threading.Thread):
-    """Moves authenticated frames from the request socket into the inbox."""
+class Answers(Protocol):
+    """Where the loop's answers go: lanes over sockets, or within this process."""
 
-    def __init__(self, receiver: FrameReceiver[ToWorker], inbox: Inbox, batch_max: int) -> None:
-        super().__init__(name="receiver", daemon=True)
-        self._receiver = receiver
-        self._inbox = inbox
-        self._batch_max = batch_max
+    def greet(self, greeting: Ready) -> None: ...
 
-    def run(self) -> None:
-        try:
-            while True:
-                self._receiver.socket.poll(None, zmq.POLLIN)
-                self._inbox.put(self._receiver.drain(self._batch_max))
-        except zmq.ContextTerminated:  # how the main thread ends us
-            self._receiver.socket.close(linger=0)
+    def say(self, frontend_id: int, message: ToProxy) -> bool:
+        """False where the loop should end instead."""
+
+    def flush(self) -> bool:
+        """True where nothing waits for room."""
+
+    @property
+    def num_bad_frames(self) -> int: ...
+
+    @property
+    def num_unsaid(self) -> int: ...
+
+
+class Beats(Protocol):
+    def beat(self, heartbeat: Heartbeat) -> None: ...
 
 
 class Heart(threading.Thread):
     """Reports the loop's progress, from outside the loop, so that a stuck one shows."""
 
-    def __init__(self, worker: Worker, outbox: Outbox, period_s: float) -> None:
+    def __init__(self, worker: Worker, answers: Beats, period_s: float) -> None:
         super().__init__(name="heart", daemon=True)
         self._worker = worker
-        self._outbox = outbox
+        self._answers = answers
         self._period_s = period_s
         self._stopped = threading.Event()
 
     def run(self) -> None:
         while not self._stopped.wait(self._period_s):
-            self._outbox.beat(self._worker.heartbeat())
+            self._answers.beat(self._worker.heartbeat())
 
     def stop(self) -> None:
         self._stopped.set()
@@ -84,85 +93,117 @@ class Heart(threading.Thread):
 
 
 class Worker:
-    """The loop and its ledger. `count_bad_frames` reads the receiving side's counter."""
+    """The loop, its ledger and the names of its requests."""
 
     def __init__(
-        self,
-        engine: Engine,
-        inbox: Inbox,
-        outbox: Outbox,
-        *,
-        tombstones_max: int,
-        count_bad_frames: Callable[[], int],
+        self, engine: Engine, inbox: Inbox, answers: Answers, *, tombstones_max: int
     ) -> None:
         self._engine = engine
         self._inbox = inbox
-        self._outbox = outbox
+        self._answers = answers
         self._ledger = Ledger(tombstones_max=tombstones_max)
-        self._count_bad_frames = count_bad_frames
+        self._names = Names()
         self._progress = 0
         self._is_busy = False
         self._is_stopped = False
         self._accepted: list[int] = []
         self._refused: list[EngineOutput] = []
+        self._ended_lanes: dict[int, None] = {}
 
     def heartbeat(self) -> Heartbeat:
         """`progress` takes in what the engine does within a step: a large model's step is long."""
         return Heartbeat(self._progress + self._engine.progress, self._is_busy)
 
     def run(self) -> None:
-        """Until `Stop`. Raises what the engine raised: it is dead then."""
-        self._outbox.say(Ready(self._engine.identity))
+        """Until the owner's `Stop`. Raises what the engine raised: it is dead then."""
+        self._answers.greet(Ready(self._engine.identity))
         while not self._is_stopped:
             self._round()
 
     def _round(self) -> None:
-        engine = self._engine
-        messages = self._inbox.take(0 if engine.has_work() else engine.next_deadline_s())
+        letters = self._inbox.take(self._wait_s())
         self._is_busy = True
         self._progress += 1
-        for message in messages:
-            self._handle(message)
+        for frontend_id, message in letters:
+            self._handle(frontend_id, message)
         if not self._is_stopped:
-            self._report(engine.step())
+            self._report(self._engine.step())
         self._is_busy = False
 
-    def _handle(self, message: ToWorker) -> None:
+    def _wait_s(self) -> float | None:
+        if self._engine.has_work():
+            return 0
+        wait_s = self._engine.next_deadline_s()
+        if self._answers.flush():
+            return wait_s
+        return FLUSH_S if wait_s is None else min(wait_s, FLUSH_S)
+
+    def _handle(self, frontend_id: int, message: ToWorker | LaneEnded) -> None:
         match message:
             case Submit():
-                self._submit(message)
+                if self._ledger.is_of_lane(message.request.request_id, frontend_id):
+                    self._submit(message)
             case Cancel():
-                self._cancel(message.client_id)
+                if self._ledger.is_of_lane(message.client_id, frontend_id):
+                    self._cancel(message.client_id)
+            case LaneEnded():
+                self._end_lane(frontend_id)
+            case Beat():
+                pass  # it was heard: that was all
+            case Stop():
+                self._is_stopped = self._is_stopped or frontend_id == OWNER_ID
+            case _:
+                self._answers.say(frontend_id, self._answer(message))
+
+    def _answer(
+        self, message: CancelNamed | Release | Renew | LoadQuery | AuditQuery
+    ) -> Reply | LoadReply | AuditReply:
+        match message:
+            case CancelNamed():
+                return Reply(message.call_id, self._cancel_named(message.external_id))
             case Release():
                 done = self._engine.release(message.disagg_request_id, message.pull_token)
-                self._outbox.say(Reply(message.call_id, done))
+                return Reply(message.call_id, done)
             case Renew():
                 done = self._engine.renew(message.disagg_request_id, message.pull_token)
-                self._outbox.say(Reply(message.call_id, done))
+                return Reply(message.call_id, done)
             case LoadQuery():
-                self._outbox.say(LoadReply(message.call_id, self._engine.load()))
+                return LoadReply(message.call_id, self._engine.load())
             case AuditQuery():
-                self._outbox.say(self._audit(message.call_id))
-            case Stop():
-                self._is_stopped = True
+                return self._audit(message.call_id)
+
+    # --- requests -------------------------------------------------------------
 
     def _submit(self, message: Submit) -> None:
         client_id = message.request.request_id
         adoption = self._ledger.adopt(client_id)
         if adoption is Adoption.REFUSED:
-            error = RequestCancelledError("the request was cancelled before it came")
-            self._refused.append(EngineOutput(request_id=client_id, error=error.to_data()))
+            self._refuse(client_id, RequestCancelledError("the request was cancelled before it came"))
         if adoption is not Adoption.NEW:
             return
         try:
+            self._take_name(message.external_id, client_id)
             self._engine.submit(message.request)
         except RequestError as error:
+            self._names.give_back(client_id)
             self._ledger.apply(client_id, Event.FAIL)
-            self._refused.append(EngineOutput(request_id=client_id, error=error.to_data()))
+            self._refuse(client_id, error)
             return
         self._ledger.apply(client_id, Event.SEND)
         self._ledger.apply(client_id, Event.ACCEPT)
         self._accepted.append(client_id)
+
+    def _take_name(self, external_id: str, client_id: int) -> None:
+        if not self._names.take(external_id, client_id):
+            raise DuplicateRequestError(
+                f"a request with external_id {external_id!r} is already running here",
+                field="external_id",
+                value=external_id,
+                limit="unique among the requests that are running",
+            )
+
+    def _refuse(self, client_id: int, error: RequestError) -> None:
+        self._refused.append(EngineOutput(request_id=client_id, error=error.to_data()))
 
     def _cancel(self, client_id: int) -> None:
         match self._ledger.apply(client_id, Event.CANCEL):
@@ -173,33 +214,67 @@ class Worker:
             case Outcome.LATE:
                 pass
 
+    def _cancel_named(self, external_id: str) -> bool:
+        client_id = self._names.find(external_id)
+        if client_id is None:
+            return False
+        self._cancel(client_id)
+        return True
+
+    def _end_lane(self, frontend_id: int) -> None:
+        """What it asked for is aborted; what still ends for it has no reader."""
+        self._ended_lanes[frontend_id] = None
+        for client_id in self._ledger.live_of(frontend_id):
+            self._cancel(client_id)
+
+    # --- answers --------------------------------------------------------------
+
     def _report(self, outputs: list[EngineOutput]) -> None:
-        """One message for all that this round has to say."""
-        outputs = [output for output in outputs if self._record(output)]
-        if not (outputs or self._refused or self._accepted):
+        """One message a lane for all that this round has to say."""
+        spoken = [*self._refused, *(output for output in outputs if self._record(output))]
+        if not (spoken or self._accepted):
             return
-        message = Outputs(tuple(self._accepted), (*self._refused, *outputs))
+        by_lane: dict[int, tuple[list[int], list[EngineOutput]]] = {}
+        for client_id in self._accepted:
+            by_lane.setdefault(frontend_of(client_id), ([], []))[0].append(client_id)
+        for output in spoken:
+            by_lane.setdefault(frontend_of(output.request_id), ([], []))[1].append(output)
         self._accepted.clear()
         self._refused.clear()
-        if not self._outbox.say(message):
-            self._is_stopped = True
+        for frontend_id, (accepted, said) in by_lane.items():
+            if frontend_id in self._ended_lanes:
+                self._let_go(said)
+            elif not self._answers.say(frontend_id, Outputs(tuple(accepted), tuple(said))):
+                self._is_stopped = True
 
     def _record(self, output: EngineOutput) -> bool:
         if output.error is not None:
             event = _event_of(output.error)
         else:
             event = Event.TOKENS if output.finish is None else Event.FINISH
+        if event is not Event.TOKENS:
+            self._names.give_back(output.request_id)
         outcome = self._ledger.apply(output.request_id, event)
         if outcome is not Outcome.APPLIED:
             logger.error("the engine spoke of %#x, which is %s", output.request_id, outcome)
         return outcome is Outcome.APPLIED
 
+    def _let_go(self, outputs: list[EngineOutput]) -> None:
+        """Leases that nobody will hear of."""
+        for output in outputs:
+            params = output.finish.context_phase_params if output.finish is not None else None
+            if params is not None:
+                self._engine.release(params.disagg_request_id, params.pull_token)
+
     def _audit(self, call_id: int) -> AuditReply:
         self._ledger.check()
+        self._names.check()
+        assert len(self._names) == len(self._ledger)
         counters = {
             **{f"entries_{k}": v for k, v in self._ledger.entries_by_state().items()},
             **self._ledger.counters(),
-            "bad_frames": self._count_bad_frames(),
+            "bad_frames": self._answers.num_bad_frames,
+            "unsaid": self._answers.num_unsaid,
             "rounds": self._progress,
         }
         return AuditReply(call_id, self._engine.audit(), counters)

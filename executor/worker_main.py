@@ -15,33 +15,23 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from executor.engine.factory import create_engine
 from executor.engine.seam import Engine
 from executor.inbox import Inbox
-from executor.ipc import (
-    TO_PROXY,
-    TO_WORKER,
-    FrameOpener,
-    FrameReceiver,
-    FrameSealer,
-    FrameSender,
-    open_pair,
-)
-from executor.messages import Bootstrap, Died, Hello, ToWorker, read_bootstrap
-from executor.outbox import Outbox
-from executor.worker import Heart, Receiver, Worker
+from executor.lane import OWNER_ID
+from executor.lanes import Lanes
+from executor.messages import Bootstrap, Died, Hello, read_bootstrap
+from executor.worker import Heart, Worker
 from protos.errors import BatonError, ConfigError, InternalError
 
 PR_SET_PDEATHSIG = 1
 EXIT_DIED = 1
 EXIT_PARENT_GONE = 3
-LINGER_MS = 2000
 
 
 def main() -> int:
@@ -67,22 +57,22 @@ class WorkerProcess:
         self._bootstrap = bootstrap
         self._stopping = threading.Event()
         self._is_loaded = False
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox = Inbox(bootstrap.queue_messages_max)
-        self._sender = FrameSender(
-            self._open(bootstrap.results_endpoint), FrameSealer(bootstrap.key, TO_PROXY)
+        self._lanes = Lanes(
+            self._inbox,
+            clock=time.monotonic,
+            is_stopping=self._stopping.is_set,
+            queue_messages_max=bootstrap.queue_messages_max,
+            message_bytes_max=bootstrap.message_bytes_max,
         )
-        self._outbox = Outbox(self._sender, self._stopping.is_set)
-        self._thread: Receiver | None = None
-        opener: FrameOpener[ToWorker] = FrameOpener(bootstrap.key, TO_WORKER, _TO_WORKER)
-        self._opener = opener
-        self._receiver = FrameReceiver(self._open(bootstrap.requests_endpoint), opener)
+        self._lanes.open(bootstrap.lane)
+        self._thread: threading.Thread | None = None
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def run(self) -> int:
         """The exit status. Threads and sockets that still wait end with the process."""
         pid = os.getpid()
-        self._outbox.say(Hello(pid, start_ticks(pid), socket.gethostname()))
+        self._lanes.say(OWNER_ID, Hello(pid, start_ticks(pid), socket.gethostname()))
         status = EXIT_DIED
         try:
             engine = create_engine(self._bootstrap.config, self._inbox.wake)
@@ -101,28 +91,21 @@ class WorkerProcess:
         else:
             traceback.print_exception(error)
         sys.stderr.flush()
-        self._outbox.say(Died(_to_baton(error).to_data()))
+        self._lanes.say_all(Died(_to_baton(error).to_data()))
 
     def _close(self) -> None:
         """Let the last words out: bounded by the sockets' linger."""
         self._inbox.stop()  # frees a receiver that waits for room
-        self._sender.socket.close()
-        if self._thread is None:
-            self._receiver.socket.close(linger=0)
-        self._context.term()  # ends the receiver, which closes its own socket
+        self._lanes.shut(has_receiver=self._thread is not None)
 
     def _serve(self, engine: Engine) -> int:
         bootstrap = self._bootstrap
-        worker = Worker(
-            engine,
-            self._inbox,
-            self._outbox,
-            tombstones_max=bootstrap.tombstones_max,
-            count_bad_frames=lambda: self._opener.num_bad,
+        worker = Worker(engine, self._inbox, self._lanes, tombstones_max=bootstrap.tombstones_max)
+        self._thread = threading.Thread(
+            target=self._lanes.receive_until_closed, name="receiver", daemon=True
         )
-        self._thread = Receiver(self._receiver, self._inbox, bootstrap.queue_messages_max)
         self._thread.start()
-        heart = Heart(worker, self._outbox, bootstrap.heartbeat_s)
+        heart = Heart(worker, self._lanes, bootstrap.heartbeat_s)
         heart.start()
         status = 0
         try:
@@ -134,25 +117,12 @@ class WorkerProcess:
         engine.close()
         return status
 
-    def _open(self, endpoint: str) -> zmq.Socket[bytes]:
-        return open_pair(
-            self._context,
-            endpoint,
-            is_server=False,
-            queue_messages_max=self._bootstrap.queue_messages_max,
-            message_bytes_max=self._bootstrap.message_bytes_max,
-            linger_ms=LINGER_MS,
-        )
-
     def _on_sigterm(self, *_: Any) -> None:
         self._stopping.set()
         if not self._is_loaded:
             os._exit(0)  # nothing of ours is worth closing before the engine stands
         # Not here: the interrupted main thread may hold the inbox's lock.
         threading.Thread(target=self._inbox.stop, daemon=True).start()
-
-
-_TO_WORKER: Any = ToWorker
 
 
 def _to_baton(error: Exception) -> BatonError:

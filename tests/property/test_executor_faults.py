@@ -18,8 +18,8 @@ from executor.config import EngineConfig, KvCacheConfig
 from executor.engine.scripted import ScriptedEngine
 from executor.engine.scripted_model import scripted_completion
 from executor.inbox import Inbox
-from executor.messages import Cancel, Outputs, Release, Submit
-from executor.outbox import Outbox
+from executor.lane import OWNER_ID
+from executor.messages import Cancel, Outputs, Ready, Release, Submit
 from executor.request import ExecutorRequest
 from executor.request_queue import RequestQueue
 from executor.requests import LiveRequests
@@ -55,10 +55,19 @@ class ToProxyLine:
     def __init__(self) -> None:
         self.messages: deque[Outputs] = deque()
 
-    def say(self, message: Any) -> bool:
+    def say(self, frontend_id: int, message: Any) -> bool:
+        assert frontend_id == OWNER_ID
         if isinstance(message, Outputs):
             self.messages.append(message)
         return True
+
+    def greet(self, greeting: Ready) -> None: ...
+
+    def flush(self) -> bool:
+        return True
+
+    num_bad_frames = 0
+    num_unsaid = 0
 
 
 class ExecutorMachine(RuleBasedStateMachine):
@@ -72,13 +81,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         self.to_worker = ToWorkerLine()
         self.to_proxy = ToProxyLine()
         self.inbox = Inbox(64)
-        self.worker = Worker(
-            self.engine,
-            self.inbox,
-            cast(Outbox, self.to_proxy),
-            tombstones_max=8,
-            count_bad_frames=lambda: 0,
-        )
+        self.worker = Worker(self.engine, self.inbox, self.to_proxy, tombstones_max=8)
         self.queue = RequestQueue(cast(Any, self.to_worker))
         self.live = LiveRequests(
             self.queue, cast(Any, CharTokenizer()), tombstones_max=8, grace_s=1.0
@@ -122,7 +125,7 @@ class ExecutorMachine(RuleBasedStateMachine):
     def work(self, num_messages: int) -> None:
         """The worker receives a few messages and goes one round."""
         for _ in range(min(num_messages, len(self.to_worker.messages))):
-            self.inbox.put([self.to_worker.messages.popleft()])
+            self.inbox.put([(OWNER_ID, self.to_worker.messages.popleft())])
         self.inbox.wake()
         self.worker._round()
         self.engine.audit()

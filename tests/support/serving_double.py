@@ -137,6 +137,10 @@ class DoubleExecutor(GenerationExecutor):
         return IDENTITY
 
     @property
+    def form(self) -> str:
+        return "double"
+
+    @property
     def worker_pids(self) -> tuple[int, ...]:
         return ()
 
@@ -145,6 +149,9 @@ class DoubleExecutor(GenerationExecutor):
 
     def find(self, external_id: str) -> int | None:
         return None
+
+    async def abort_named(self, external_id: str) -> bool:
+        return False
 
     def submit(self, request: ExecutorRequest) -> DoubleResult:
         if self.breaks_on_submit:

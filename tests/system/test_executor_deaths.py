@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from executor.executor import GenerationExecutor
-from executor.proxy import IpcProxy
+from executor.ipc import FrameSender
+from executor.proxy import Proxy
 from protos.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -95,7 +96,7 @@ async def test_an_exception_in_step_is_told_with_its_cause_and_log() -> None:
             with pytest.raises(EngineDeadError, match="the engine crashes in this step"):
                 await collect(result)
         assert "RuntimeError" in str(await executor.wait_dead())
-        assert isinstance(executor, IpcProxy)
+        assert isinstance(executor, Proxy)
         assert any("Traceback" in line for line in executor.log_lines)
 
 
@@ -158,7 +159,7 @@ async def test_a_cancelled_start_leaves_nothing() -> None:
 
 async def test_deadlines_hold_on_a_stopped_worker() -> None:
     """Guards a deadline that only the engine can enforce."""
-    bounds = {"heartbeat_s": 0.1, "deadline_grace_s": 0.2, "stop_s_max": 0.5}
+    bounds = {"heartbeat_s": 0.1, "deadline_grace_s": 0.2, "stop_live_s_max": 0.5}
     async with running(SLOW, **bounds) as executor:
         os.kill(executor.worker_pids[0], signal.SIGSTOP)
         result = executor.submit(request("x", max_tokens=1000, deadline_s=0.4))
@@ -169,9 +170,10 @@ async def test_deadlines_hold_on_a_stopped_worker() -> None:
 async def test_corrupt_and_unauthenticated_frames_are_dropped_by_the_worker() -> None:
     """Guards: a loop that dies of, or obeys, what does not bear our key."""
     async with running() as executor:
-        assert isinstance(executor, IpcProxy)
-        socket = executor._channel.requests._sender.socket
-        sealed = executor._channel.requests._sender._sealer.seal({"a": 1})
+        assert isinstance(executor, Proxy)
+        sender = executor._link.requests._sender
+        assert isinstance(sender, FrameSender)
+        socket, sealed = sender.socket, sender._sealer.seal({"a": 1})
         for frame in (b"", b"junk", b"\x00" * 4096, sealed, sealed, sealed[:-1] + b"!"):
             socket.send(frame)
         assert tokens(await collect(executor.submit(request())))

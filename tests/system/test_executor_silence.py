@@ -13,7 +13,7 @@ import pytest
 
 from executor.executor import GenerationExecutor
 from executor.health import HealthBounds
-from executor.proxy import IpcProxy
+from executor.proxy import Proxy
 from protos.errors import EngineDeadError, ServerUnavailableError
 from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import (
@@ -33,7 +33,8 @@ ALLOWANCE = 5
 SILENCE_S, HEARTBEAT_S = 0.6, 0.1
 PATIENT: dict[str, Any] = {
     "heartbeat_s": HEARTBEAT_S,
-    "stop_s_max": 0.5,
+    "stop_live_s_max": 0.5,
+    "stop_dead_s_max": 0.5,
     "health": HealthBounds(silence_s=SILENCE_S, stall_s=1.0, give_up_s=60.0),
 }
 HASTY = PATIENT | {"health": HealthBounds(silence_s=0.4, stall_s=0.5, give_up_s=1.0)}
@@ -128,10 +129,10 @@ async def test_a_worker_that_not_even_sigkill_ends_is_dead_all_the_same(
 ) -> None:
     """Guards a server that waits for ever for a process in uninterruptible sleep."""
     async with running(**HASTY) as executor:
-        assert isinstance(executor, IpcProxy)
+        assert isinstance(executor, Proxy)
         os.kill(executor.worker_pids[0], signal.SIGSTOP)
         with monkeypatch.context() as patch:
-            patch.setattr(executor._life._child, "kill", lambda: None)
+            patch.setattr(executor._link, "kill", lambda: None)
             error = await asyncio.wait_for(executor.wait_dead(), ALLOWANCE * 2)
         assert "was killed (health.give_up_ms is 1000)" in error.message
         assert executor.worker_pids
@@ -146,10 +147,10 @@ async def test_a_stopped_worker_does_not_outlive_a_shutdown() -> None:
             await collect(result)
 
 
-def wait_without_the_loop(executor: IpcProxy) -> None:
+def wait_without_the_loop(executor: Proxy) -> None:
     """Until the worker is gone; the loop does not turn, so the proxy is told of nothing."""
     give_up_s = time.monotonic() + 10
-    while executor._channel.requests.is_connected() or not executor._life.has_exited():
+    while executor._link.requests.is_connected() or not executor._link.has_exited():
         assert time.monotonic() < give_up_s
         time.sleep(0.005)
 
@@ -158,7 +159,7 @@ async def test_a_request_that_registers_on_a_dead_worker_hears_of_the_death() ->
     """Guards invariant 2: without a second look after registering, the queue of a worker
     that has just died looks full, and the client is told to come back later."""
     async with running() as executor:
-        assert isinstance(executor, IpcProxy)
+        assert isinstance(executor, Proxy)
         os.kill(executor.worker_pids[0], signal.SIGKILL)
         wait_without_the_loop(executor)
         with pytest.raises(EngineDeadError, match="has just died"):

@@ -77,10 +77,12 @@ def test_our_own_sleep_is_not_the_workers_silence() -> None:
 
 
 def test_bounds_come_from_the_configuration_and_the_heart_beats_faster_than_they() -> None:
-    limits = ExecutorLimits.of(HealthConfig(silence_ms=600, stall_ms=2000, give_up_ms=5000))
+    limits = ExecutorLimits.of(
+        EngineConfig(health=HealthConfig(silence_ms=600, stall_ms=2000, give_up_ms=5000))
+    )
     assert limits.health == HealthBounds(silence_s=0.6, stall_s=2.0, give_up_s=5.0)
     assert limits.heartbeat_s == pytest.approx(0.2)
-    assert ExecutorLimits.of(HealthConfig()) == ExecutorLimits()
+    assert ExecutorLimits.of(EngineConfig()) == ExecutorLimits(send_batch_s=0.001)
 
 
 def test_a_worker_cannot_be_given_up_before_it_is_in_trouble() -> None:

@@ -118,17 +118,17 @@ def test_stop_strings_without_a_tokenizer_are_refused_by_name() -> None:
 def test_a_full_inbox_holds_its_filler_and_lets_go_at_the_stop() -> None:
     """Guards: an inbox without a bound, or a receiver that no stop can free."""
     inbox = Inbox(2)
-    inbox.put([Cancel(1), Cancel(2)])
-    filler = threading.Thread(target=inbox.put, args=([Cancel(3)],))
+    inbox.put([(0, Cancel(1)), (0, Cancel(2))])
+    filler = threading.Thread(target=inbox.put, args=([(0, Cancel(3))],))
     filler.start()
     filler.join(0.05)
     assert filler.is_alive()
-    assert inbox.take(0) == [Cancel(1), Cancel(2)]
+    assert inbox.take(0) == [(0, Cancel(1)), (0, Cancel(2))]
     filler.join(5)
-    assert inbox.take(None) == [Cancel(3)]
+    assert inbox.take(None) == [(0, Cancel(3))]
     inbox.wake()
     assert inbox.take(None) == []
-    inbox.put([Cancel(4), Cancel(5)])
+    inbox.put([(0, Cancel(4)), (0, Cancel(5))])
     inbox.stop()
-    inbox.put([Cancel(6)])
-    assert inbox.take(0) == [Cancel(4), Cancel(5), Stop(), Cancel(6)]
+    inbox.put([(0, Cancel(6))])
+    assert inbox.take(0) == [(0, Cancel(4)), (0, Cancel(5)), (0, Stop()), (0, Cancel(6))]

@@ -1,0 +1,306 @@
+"""The worker's end of all lanes: where messages come in, and answers go out.
+
+A lane is opened (by the owner's word, at any time), used, and closed: by the
+owner's word, for its frontend's silence, or because its frontend does not read.
+A closed lane is gone for good; the loop is told and ends its requests.
+
+Sockets of answers are used under one lock by the loop and the heart; sockets of
+requests belong to the receiving thread. Nobody waits for a frontend that does
+not read, unless it is the only one: then the engine may as well wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import zmq
+
+from executor.inbox import Inbox, LaneEnded, Letter
+from executor.ipc import (
+    TO_PROXY,
+    TO_WORKER,
+    FrameOpener,
+    FrameReceiver,
+    FrameSealer,
+    FrameSender,
+    open_pair,
+)
+from executor.lane import LaneSpec
+from executor.messages import Batch, Heartbeat, LaneClosed, Ready, ToProxy, ToWorker, WorkerFrame
+from protos.errors import DuplicateRequestError, OverloadedError
+
+logger = logging.getLogger(__name__)
+SEND_SLICE_S = 1.0
+LINGER_MS = 2000
+LANES_MAX = 1024
+_WORKER_FRAME: Any = WorkerFrame
+
+
+class WorkerLane:
+    """One frontend's sockets, its backlog of answers, and when it was last heard."""
+
+    def __init__(
+        self,
+        spec: LaneSpec,
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        queue_messages_max: int,
+        message_bytes_max: int,
+        now_s: float,
+    ) -> None:
+        def opened(endpoint: str) -> zmq.Socket[bytes]:
+            return open_pair(
+                context,
+                endpoint,
+                is_server=spec.worker_binds,
+                queue_messages_max=queue_messages_max,
+                message_bytes_max=message_bytes_max,
+                linger_ms=LINGER_MS,
+                curve_secret_key=spec.curve_secret_key,
+            )
+
+        requests = opened(spec.requests_endpoint)
+        try:
+            results = opened(spec.results_endpoint)
+        except BaseException:
+            requests.close(linger=0)
+            raise
+        self.opener: FrameOpener[WorkerFrame] = FrameOpener(spec.key, TO_WORKER, _WORKER_FRAME)
+        self.receiver = FrameReceiver(requests, self.opener)
+        self.sender = FrameSender(results, FrameSealer(spec.key, TO_PROXY))
+        self.backlog: deque[ToProxy] = deque()
+        self.heard_at_s = now_s
+        self.spec = spec
+        if spec.worker_binds:
+            self.spec = msgspec.structs.replace(
+                spec, requests_endpoint=_bound(requests), results_endpoint=_bound(results)
+            )
+
+    def send(self, message: ToProxy) -> bool:
+        """Behind what waits. False where it must wait too."""
+        if not self.flush():
+            return False
+        return self.sender.send(message)
+
+    def flush(self) -> bool:
+        while self.backlog:
+            if not self.sender.send(self.backlog[0]):
+                return False
+            self.backlog.popleft()
+        return True
+
+    def drain(self, messages_max: int, now_s: float) -> list[Letter]:
+        frames = self.receiver.drain(messages_max)
+        if frames:
+            self.heard_at_s = now_s
+        frontend_id = self.spec.frontend_id
+        return [(frontend_id, message) for frame in frames for message in _unpacked(frame)]
+
+
+class Lanes:
+    """See the module's docstring. `open`, `close` and `say` are for any thread."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        *,
+        clock: Callable[[], float],
+        is_stopping: Callable[[], bool],
+        queue_messages_max: int,
+        message_bytes_max: int,
+    ) -> None:
+        self._inbox = inbox
+        self._clock = clock
+        self._is_stopping = is_stopping
+        self._queue_messages_max = queue_messages_max
+        self._message_bytes_max = message_bytes_max
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._lock = threading.Lock()
+        self._lanes: dict[int, WorkerLane] = {}
+        self._arrivals: deque[WorkerLane] = deque()
+        self._departures: deque[WorkerLane] = deque()
+        self._change_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._greeting: Ready | None = None
+        self._num_bad_frames = 0
+        self.num_unsaid = 0
+        """Answers for lanes that were gone."""
+
+    # --- opening and closing --------------------------------------------------
+
+    def open(self, spec: LaneSpec) -> LaneSpec:
+        """The spec with the endpoints that were taken. Raises RequestError where it cannot be."""
+        with self._lock:
+            if spec.frontend_id in self._lanes:
+                raise DuplicateRequestError(
+                    f"frontend {spec.frontend_id} has a lane already", field="frontend_id"
+                )
+            if len(self._lanes) >= LANES_MAX:
+                raise OverloadedError(
+                    f"{LANES_MAX} lanes are open already", field="lanes", limit=LANES_MAX
+                )
+            lane = WorkerLane(
+                spec,
+                self._context,
+                queue_messages_max=self._queue_messages_max,
+                message_bytes_max=self._message_bytes_max,
+                now_s=self._clock(),
+            )
+            self._lanes[spec.frontend_id] = lane
+            self._arrivals.append(lane)
+            if self._greeting is not None:
+                self._send(lane, self._greeting)
+        os.eventfd_write(self._change_fd, 1)
+        return lane.spec
+
+    def close(self, frontend_id: int, why: str) -> None:
+        """Unknown and closed ones are ignored."""
+        with self._lock:
+            lane = self._lanes.get(frontend_id)
+            if lane is not None:
+                self._close(lane, why)
+
+    def close_silent(self) -> None:
+        """Asked now and then: frontends that nobody watches show their life by a Beat."""
+        now_s = self._clock()
+        with self._lock:
+            for lane in list(self._lanes.values()):
+                bound_s = lane.spec.silence_s
+                if bound_s and now_s - lane.heard_at_s > bound_s:
+                    self._close(lane, f"nothing was heard from it for {bound_s:g} s")
+
+    # --- answers --------------------------------------------------------------
+
+    def greet(self, greeting: Ready) -> None:
+        """To every lane, also to those that are opened later."""
+        with self._lock:
+            self._greeting = greeting
+        self.say_all(greeting)
+
+    def say(self, frontend_id: int, message: ToProxy) -> bool:
+        """False where we were told to stop before a lone frontend had room for it."""
+        while True:
+            with self._lock:
+                lane = self._lanes.get(frontend_id)
+                if lane is None:
+                    self.num_unsaid += 1
+                    return True
+                if self._send(lane, message):
+                    return True
+                lane.sender.has_room(SEND_SLICE_S)
+            if self._is_stopping():
+                return False
+
+    def say_all(self, message: ToProxy) -> None:
+        for frontend_id in list(self._lanes):
+            self.say(frontend_id, message)
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Left out where a frontend does not read: the next one tells more."""
+        self.close_silent()
+        if self._lock.acquire(timeout=SEND_SLICE_S):
+            try:
+                for lane in self._lanes.values():
+                    if lane.flush():
+                        lane.sender.send(heartbeat)
+            finally:
+                self._lock.release()
+
+    def flush(self) -> bool:
+        """True where nothing waits for room any more."""
+        with self._lock:
+            waiting = [lane for lane in self._lanes.values() if not lane.flush()]
+        return not waiting
+
+    # --- the receiving thread -------------------------------------------------
+
+    def receive_until_closed(self) -> None:
+        """The receiving thread's whole life: frames in, letters to the inbox."""
+        poller = zmq.Poller()
+        poller.register(self._change_fd, zmq.POLLIN)
+        lanes: dict[zmq.Socket[bytes], WorkerLane] = {}
+        try:
+            while True:
+                ready = dict(poller.poll())
+                self._take_changes(poller, lanes)
+                now_s = self._clock()
+                for socket, lane in lanes.items():
+                    if socket in ready:
+                        self._inbox.put(lane.drain(self._queue_messages_max, now_s))
+        except zmq.ContextTerminated:  # how the main thread ends us
+            for socket in lanes:
+                socket.close(linger=0)
+
+    def _take_changes(self, poller: zmq.Poller, lanes: dict[zmq.Socket[bytes], WorkerLane]) -> None:
+        try:
+            os.eventfd_read(self._change_fd)
+        except BlockingIOError:
+            return
+        while self._arrivals:
+            lane = self._arrivals.popleft()
+            lanes[lane.receiver.socket] = lane
+            poller.register(lane.receiver.socket, zmq.POLLIN)
+        while self._departures:
+            lane = self._departures.popleft()
+            if lanes.pop(lane.receiver.socket, None) is not None:
+                poller.unregister(lane.receiver.socket)
+            lane.receiver.socket.close(linger=0)
+
+    # --- the end --------------------------------------------------------------
+
+    def shut(self, *, has_receiver: bool) -> None:
+        """Let the last words out, bounded by the sockets' linger; then no lane is left."""
+        with self._lock:
+            lanes = list(self._lanes.values())
+            self._lanes.clear()
+        for lane in lanes:
+            lane.sender.socket.close()
+            if not has_receiver:
+                lane.receiver.socket.close(linger=0)
+        self._context.term()  # ends the receiver, which closes its own sockets
+        os.close(self._change_fd)
+
+    @property
+    def num_bad_frames(self) -> int:
+        with self._lock:
+            return self._num_bad_frames + sum(lane.opener.num_bad for lane in self._lanes.values())
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def _send(self, lane: WorkerLane, message: ToProxy) -> bool:
+        """False where the caller should wait: the frontend is the only one, and slow."""
+        if lane.send(message):
+            return True
+        if len(self._lanes) == 1:
+            return False
+        lane.backlog.append(message)
+        if len(lane.backlog) > self._queue_messages_max:
+            self._close(lane, "it does not read its answers")
+        return True
+
+    def _close(self, lane: WorkerLane, why: str) -> None:
+        frontend_id = lane.spec.frontend_id
+        del self._lanes[frontend_id]
+        logger.warning("the lane of frontend %d is closed: %s", frontend_id, why)
+        lane.sender.send(LaneClosed(why))
+        lane.sender.socket.close()
+        self._num_bad_frames += lane.opener.num_bad
+        self._departures.append(lane)
+        os.eventfd_write(self._change_fd, 1)
+        self._inbox.tell(frontend_id, LaneEnded(why))
+
+
+def _unpacked(frame: WorkerFrame) -> tuple[ToWorker, ...]:
+    return frame.messages if isinstance(frame, Batch) else (frame,)
+
+
+def _bound(socket: zmq.Socket[bytes]) -> str:
+    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return endpoint.decode()
