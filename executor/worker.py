@@ -178,7 +178,9 @@ class Worker:
         client_id = message.request.request_id
         adoption = self._ledger.adopt(client_id)
         if adoption is Adoption.REFUSED:
-            self._refuse(client_id, RequestCancelledError("the request was cancelled before it came"))
+            self._refuse(
+                client_id, RequestCancelledError("the request was cancelled before it came")
+            )
         if adoption is not Adoption.NEW:
             return
         try:
