@@ -167,11 +167,14 @@ async def test_after_the_end(executor: GenerationExecutor) -> None:
 
 async def test_a_context_phase_leaves_no_lease(executor: GenerationExecutor) -> None:
     """Guards KV pinned for a request that was cancelled before, or while, its prefill ended:
-    whichever came first, the lease is told to the reader or is gone."""
+    whichever came first, the lease is told to the reader or is gone. Another request keeps
+    the engine stepping, so that a cancel may come while its request still waits."""
+    other = executor.submit(request("other", max_tokens=LONG))
     ends: Counter[str] = Counter()
     for number in range(40):
         result = executor.submit(context_request("c", tuple(range(40)), attempt=100 + number))
-        await asyncio.sleep(0.0001 * number)
+        if number % 2:
+            await asyncio.sleep(0.00005 * number)
         result.abort()
         try:
             finish = (await collect(result))[-1].finish
@@ -183,6 +186,8 @@ async def test_a_context_phase_leaves_no_lease(executor: GenerationExecutor) -> 
         assert finish.context_phase_params is not None
         params = finish.context_phase_params
         assert await executor.release(params.disagg_request_id, params.pull_token)
+    other.abort()
+    await cancelled([other])
     assert ends["finished"] + ends["cancelled"] == 40
     assert min(ends["finished"], ends["cancelled"]) > 0, "no race"
     assert (await audited(executor)).holders == {}
