@@ -140,15 +140,19 @@ class WorkerChild:
             return f"the {self._kind} (process {self.pid}) was killed by {name}"
         return f"the {self._kind} (process {self.pid}) exited with status {status}"
 
-    def close(self) -> None:
-        """Free descriptors; reaps where the process has ended. Idempotent."""
-        self._monitor.close()
-        self._log.close()
+    def end_input(self) -> None:
+        """The sign of life that it watches ends. Idempotent."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             try:
                 self._process.stdin.close()
             except BrokenPipeError:
                 logger.debug("the worker's standard input was closed from its side")
+
+    def close(self) -> None:
+        """Free descriptors; reaps where the process has ended. Idempotent."""
+        self._monitor.close()
+        self._log.close()
+        self.end_input()
         self._process.poll()
 
     def _exit_seen(self) -> None:

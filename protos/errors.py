@@ -15,6 +15,7 @@
     │   ├── DeadlineExceededError    us       DEADLINE_EXCEEDED
     │   ├── OverloadedError          us       RESOURCE_EXHAUSTED   safe to retry
     │   ├── KvTransferError          peer     UNAVAILABLE          safe to retry
+    │   ├── PostprocessError         us       UNAVAILABLE          safe to retry
     │   └── RequestFailedError       us       INTERNAL
     ├── ServerUnavailableError   peer     UNAVAILABLE          safe to retry
     │   └── EngineDeadError          us       UNAVAILABLE          sticky: the engine is gone
@@ -186,6 +187,13 @@ class KvTransferError(RequestError):
 
     status = "UNAVAILABLE"
     fault = Fault.PEER
+    is_retryable = True
+
+
+class PostprocessError(RequestError):
+    """The process that made this request's text is gone; the engine is well."""
+
+    status = "UNAVAILABLE"
     is_retryable = True
 
 
