@@ -53,7 +53,9 @@ def text_params(request: ExecutorRequest, tokenizer: Decoder | None) -> TextPara
     return TextParams(
         stop=stop,
         context_token_ids=() if tokenizer is None else tuple(visible_tail(tokenizer, prompt)),
-        first_token_ids=() if params is None else params.first_token_ids,
+        first_token_ids=(
+            request.output_prefix_token_ids if params is None else params.first_token_ids
+        ),
         num_prompt_tokens=0 if is_generation_only else len(prompt),
     )
 

@@ -38,7 +38,7 @@ from executor.messages import (
     Reply,
     ToProxy,
 )
-from executor.request import ExecutorRequest, check_request
+from executor.request import ExecutorRequest, admit_request
 from executor.requests import LiveRequests
 from executor.result import GenerationResult
 from protos.errors import BatonError, EngineDeadError, ServerUnavailableError
@@ -111,7 +111,7 @@ class Proxy(GenerationExecutor):
 
     def submit(self, request: ExecutorRequest) -> GenerationResult:
         self._refuse_if_over()
-        check_request(request)
+        request = admit_request(request, self.identity.model_info.limits, self.form)
         try:
             return self._requests.submit(request, self._loop.time())
         except BatonError:

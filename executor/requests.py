@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from executor.engine.seam import EngineOutput
+from executor.home import Home
 from executor.ledger import Event, Ledger, Outcome, State
 from executor.messages import Cancel, Release, Submit
 from executor.postprocess import Postprocessor, text_params
@@ -55,6 +56,7 @@ class LiveRequests:
         grace_s: float,
     ) -> None:
         self.ledger = Ledger(frontend_id=frontend_id, tombstones_max=tombstones_max)
+        self.home = Home.here()
         self._queue = queue
         self._tokenizer = tokenizer
         self._grace_s = grace_s
@@ -69,7 +71,13 @@ class LiveRequests:
         """Register, then send. Raises RequestError; nothing is left of it then."""
         text = Postprocessor(text_params(request, self._tokenizer), self._tokenizer)
         client_id = self.ledger.register(request.external_id)
-        result = GenerationResult(client_id, self.cancel)
+        result = GenerationResult(
+            client_id,
+            self.cancel,
+            home=self.home,
+            request=request,
+            max_unread_tokens=request.max_unread_tokens,
+        )
         ends_at_s = now_s + request.deadline_s + self._grace_s
         self._live[client_id] = _Live(result, text, ends_at_s)
         submit = Submit(to_engine_request(request, client_id), request.external_id)

@@ -1,111 +1,358 @@
-"""A request's answer, as its consumer reads it.
+"""A request's answer, as its consumers read it: piece by piece, whole, or both.
 
-Life: chunks are pushed and read; then exactly one end, `finish` in the last
-chunk or an error, which every later read raises again. What a slow consumer has
-not read is kept as one merged chunk, so it costs no more than the answer itself
-and slows nobody else.
+    for chunk in result / async for chunk in result     chunks, as they come
+    result.result() / await result                      the whole, as often as wanted
+
+Life: chunks are pushed at home (the event loop that owns the executor); then
+exactly one end, `finish` in the last chunk or an error. The end is sticky: the
+same error object, or the same answer, however often it is asked for.
+
+Consumers may sit at home, on another event loop, or on a plain thread. Only a
+blocking call at home is refused: it would wait for itself. Iterators of one
+result share one place in it: each chunk is read once.
+
+A slow consumer costs no more than the answer itself, which `max_tokens` bounds
+(executor/answer.py keeps it once), and slows nobody; `max_unread_tokens` ends
+the request of one that falls further behind.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from executor.engine.seam import EngineFinish
-from protos.errors import BatonError
+from executor.answer import Answer, ResultChunk
+from executor.home import Home
+from protos.completion import Completion, timing_of
+from protos.errors import (
+    BatonError,
+    RequestCancelledError,
+    ServerUnavailableError,
+    SlowConsumerError,
+    WrongThreadError,
+)
 
+if TYPE_CHECKING:
+    from executor.request import ExecutorRequest
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultChunk:
-    """`text` may lag behind `token_ids`: half characters and half stop strings wait."""
-
-    token_index: int = 0
-    token_ids: tuple[int, ...] = ()
-    text: str = ""
-    text_offset: int = 0
-    finish: EngineFinish | None = None
-    stop_string: str = ""
+__all__ = ["GenerationResult", "ResultChunk"]
+LOOK_S = 1.0
+"""How often a blocked thread looks whether the home thread is still there."""
+Waiter: TypeAlias = "asyncio.Future[None] | queue.SimpleQueue[None]"
 
 
 class GenerationResult:
-    """An async iterator of ResultChunk for one consumer. Lives on the event loop's thread."""
+    """See the module's docstring. `push`, `fail` and `pass_on_to` are the executor's, at home."""
 
-    def __init__(self, client_id: int, abort: Callable[[int], None]) -> None:
+    __slots__ = (
+        "__weakref__",
+        "_abort",
+        "_answer",
+        "_completion",
+        "_end_waiters",
+        "_ended_s",
+        "_error",
+        "_first_token_s",
+        "_home",
+        "_is_ended",
+        "_lock",
+        "_overrun",
+        "_request",
+        "_started_s",
+        "_successor",
+        "_unread_max",
+        "_waiters",
+        "client_id",
+        "on_end",
+    )
+
+    def __init__(
+        self,
+        client_id: int,
+        abort: Callable[[int], None],
+        *,
+        home: Home | None = None,
+        request: ExecutorRequest | None = None,
+        max_unread_tokens: int = 0,
+    ) -> None:
+        """`request`: what the whole answer repeats of it. `max_unread_tokens` 0: no limit."""
         self.client_id = client_id
+        self.on_end: Callable[[GenerationResult], None] | None = None
+        """Called at home, once, when the end is known. Set it before the request can end."""
         self._abort = abort
-        self._first: ResultChunk | None = None
-        self._token_ids: list[int] = []
-        self._texts: list[str] = []
-        self._last: ResultChunk | None = None
+        self._home = home or Home.here()
+        self._request = request
+        self._unread_max = max_unread_tokens
+        self._lock = threading.Lock()
+        self._answer = Answer()
+        self._is_ended = False
         self._error: BatonError | None = None
-        self._is_finished = False
-        self._waiter: asyncio.Future[None] | None = None
-        self.num_merged = 0
+        self._overrun: SlowConsumerError | None = None
+        self._completion: Completion | None = None
+        self._waiters: list[Waiter] = []
+        self._end_waiters: list[Waiter] = []
+        self._successor: GenerationResult | None = None
+        self._started_s = time.monotonic()
+        self._first_token_s: float | None = None
+        self._ended_s = self._started_s
 
     @property
     def is_ended(self) -> bool:
         """Whether the end is known, read or not."""
-        return self._is_finished or self._error is not None
+        return self._is_ended if self._successor is None else self._successor.is_ended
+
+    @property
+    def error(self) -> BatonError | None:
+        """What ended it, where it failed; None while it runs and where it finished."""
+        return self._error if self._successor is None else self._successor.error
+
+    @property
+    def num_merged(self) -> int:
+        """Chunks that came while an older one was unread."""
+        return self._answer.num_merged
 
     def abort(self) -> None:
-        """Ask for the request's end; it comes as RequestCancelledError. Harmless later."""
-        self._abort(self.client_id)
+        """Ask for the request's end; it comes as RequestCancelledError. Harmless later.
+
+        From any thread.
+        """
+        self._home.call(self._abort, self.client_id)
+
+    # --- the executor's side, at home -------------------------------------------
 
     def push(self, chunk: ResultChunk) -> None:
-        assert not self.is_ended, "a second answer"
-        if self._first is None:
-            self._first = chunk
-        else:
-            self.num_merged += 1
-        self._token_ids.extend(chunk.token_ids)
-        self._texts.append(chunk.text)
-        self._last = chunk
-        self._is_finished = chunk.finish is not None
-        self._wake()
+        if self._successor is not None:
+            self._successor.push(chunk)
+            return
+        is_end = chunk.finish is not None
+        if self._first_token_s is None and chunk.token_ids:
+            self._first_token_s = time.monotonic()
+        with self._lock:
+            assert not self._is_ended, "a second answer"
+            self._answer.add(chunk)
+            waiters, self._waiters = self._waiters, []
+            if is_end:
+                waiters += self._end()
+        if waiters:
+            self._wake(waiters)
+        if is_end:
+            self._tell_end()
+        elif self._unread_max and self._answer.num_unread_tokens > self._unread_max:
+            self._overrun_by(self._answer.num_unread_tokens)
 
     def fail(self, error: BatonError) -> None:
-        """What was pushed before is still read first."""
-        assert not self.is_ended, "a second answer"
-        self._error = error
-        self._wake()
+        """What was pushed before is still read first, piece by piece."""
+        if self._successor is not None:
+            self._successor.fail(error)
+            return
+        if self._overrun is not None and isinstance(error, RequestCancelledError):
+            error = self._overrun
+        with self._lock:
+            assert not self._is_ended, "a second answer"
+            self._error = error
+            waiters, self._waiters = self._waiters, []
+            waiters += self._end()
+        self._wake(waiters)
+        self._tell_end()
+
+    def pass_on_to(self, successor: GenerationResult) -> None:
+        """From now on this is a mere name of `successor`, which was handed out before."""
+        assert self._answer.last is None
+        assert not self._is_ended
+        successor.client_id = self.client_id
+        successor._abort = self._abort
+        self._successor = successor
+
+    def check(self) -> None:
+        """Raises AssertionError where the parts do not agree."""
+        with self._lock:
+            self._answer.check()
+            last = self._answer.last
+            is_finished = last is not None and last.finish is not None
+            assert self._is_ended == (is_finished or self._error is not None)
+            assert not (is_finished and self._error is not None)
+            assert not (self._is_ended and (self._waiters or self._end_waiters))
+
+    def _end(self) -> list[Waiter]:
+        """Who waits for it."""
+        self._is_ended = True
+        self._ended_s = time.monotonic()
+        waiters, self._end_waiters = self._end_waiters, []
+        return waiters
+
+    def _wake(self, waiters: list[Waiter]) -> None:
+        home = self._home
+        for waiter in waiters:
+            if isinstance(waiter, queue.SimpleQueue):
+                waiter.put(None)
+            elif waiter.get_loop() is not home.loop:
+                home.wake_elsewhere(waiter)
+            elif not waiter.done():
+                waiter.set_result(None)
+
+    def _tell_end(self) -> None:
+        if self.on_end is not None:
+            self.on_end(self)
+
+    def _overrun_by(self, num_unread: int) -> None:
+        if self._overrun is not None or self._end_waiters:  # who awaits the whole reads it all
+            return
+        self._overrun = SlowConsumerError(
+            f"max_unread_tokens is {self._unread_max}, and the consumer left {num_unread} tokens "
+            "unread: its request was ended",
+            field="max_unread_tokens",
+            value=num_unread,
+            limit=self._unread_max,
+        )
+        self._abort(self.client_id)
+
+    # --- piece by piece -----------------------------------------------------------
 
     def __aiter__(self) -> GenerationResult:
         return self
 
+    def __iter__(self) -> GenerationResult:
+        return self
+
     async def __anext__(self) -> ResultChunk:
-        while self._first is None:
-            if self._error is not None:
-                raise self._error
-            if self._is_finished:
-                raise StopAsyncIteration
-            await self._wait()
-        return self._take()
+        while True:
+            with self._lock:
+                if self._answer.first_unread is not None:
+                    return self._answer.take()
+                if self._is_ended:
+                    raise self._ending(StopAsyncIteration())
+                waiter = self._new_future(self._waiters)
+            await self._await(waiter)
 
-    async def _wait(self) -> None:
-        assert self._waiter is None, "a result has one consumer"
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+    def __next__(self) -> ResultChunk:
+        self._refuse_at_home("`async for`")
+        while True:
+            with self._lock:
+                if self._answer.first_unread is not None:
+                    return self._answer.take()
+                if self._is_ended:
+                    raise self._ending(StopIteration())
+                waiter = self._new_queue(self._waiters)
+            self._block(waiter, None)
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _ending(self, end: Exception) -> Exception:
+        """The one error, without the frames that an earlier raise of it has left."""
+        return end if self._error is None else self._error.with_traceback(None)
 
-    def _take(self) -> ResultChunk:
-        first, last = self._first, self._last
-        assert first is not None
+    # --- whole ----------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, None, Completion]:
+        return self.aresult().__await__()
+
+    async def aresult(self) -> Completion:
+        """The whole answer. Raises the error that ended it, always the same object."""
+        while True:
+            with self._lock:
+                if self._is_ended:
+                    return self._whole()
+                waiter = self._new_future(self._end_waiters)
+            await self._await(waiter)
+
+    def result(self, timeout_s: float | None = None) -> Completion:
+        """As `aresult`, from a plain thread. Raises TimeoutError where it takes longer
+        than `timeout_s`; the request then goes on."""
+        self._refuse_at_home("`await`")
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                if self._is_ended:
+                    return self._whole()
+                waiter = self._new_queue(self._end_waiters)
+            self._block(waiter, deadline_s)
+
+    def _whole(self) -> Completion:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        if self._completion is None:
+            self._completion = self._make_completion()
+        return self._completion
+
+    def _make_completion(self) -> Completion:
+        answer, request = self._answer, self._request
+        last, token_ids = answer.last, answer.token_ids
         assert last is not None
-        token_ids, texts = tuple(self._token_ids), "".join(self._texts)
-        self._first = self._last = None
-        self._token_ids, self._texts = [], []
-        return ResultChunk(
-            token_index=first.token_index,
+        finish = last.finish
+        assert finish is not None
+        return Completion(
+            text=answer.text,
             token_ids=token_ids,
-            text=texts,
-            text_offset=first.text_offset,
-            finish=last.finish,
+            finish_reason=finish.reason,
+            usage=finish.usage,
+            kv=finish.kv,
+            timing=timing_of(
+                started_s=self._started_s,
+                first_token_s=self._first_token_s,
+                last_token_s=self._ended_s,
+                num_tokens=len(token_ids),
+                generation=finish.timing,
+            ),
+            external_id="" if request is None else request.external_id,
+            seed=0 if request is None else request.sampling.seed or 0,
             stop_string=last.stop_string,
+            stop_token_id=finish.stop_token_id,
+            prompt_token_ids=() if request is None else request.prompt_token_ids,
+            context_phase_params=finish.context_phase_params,
         )
+
+    # --- waiting --------------------------------------------------------------------
+
+    def _new_future(self, waiters: list[Waiter]) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiters.append(future)
+        return future
+
+    def _new_queue(self, waiters: list[Waiter]) -> queue.SimpleQueue[None]:
+        waiter: queue.SimpleQueue[None] = queue.SimpleQueue()
+        waiters.append(waiter)
+        return waiter
+
+    async def _await(self, waiter: asyncio.Future[None]) -> None:
+        try:
+            await waiter
+        except BaseException:
+            self._forget(waiter)
+            raise
+
+    def _block(self, waiter: queue.SimpleQueue[None], deadline_s: float | None) -> None:
+        try:
+            while True:
+                wait_s = LOOK_S
+                if deadline_s is not None:
+                    wait_s = min(LOOK_S, max(0.0, deadline_s - time.monotonic()))
+                try:
+                    return waiter.get(timeout=wait_s)
+                except queue.Empty:
+                    self._look(deadline_s)
+        except BaseException:
+            self._forget(waiter)
+            raise
+
+    def _look(self, deadline_s: float | None) -> None:
+        if deadline_s is not None and time.monotonic() >= deadline_s:
+            raise TimeoutError("the answer is not whole yet; the request goes on")
+        if not self._home.thread.is_alive() and not self._is_ended:
+            raise ServerUnavailableError(
+                "the thread that ran the executor has ended without ending this request"
+            )
+
+    def _forget(self, waiter: Waiter) -> None:
+        with self._lock:
+            for waiters in (self._waiters, self._end_waiters):
+                if waiter in waiters:
+                    waiters.remove(waiter)
+
+    def _refuse_at_home(self, instead: str) -> None:
+        if self._home.is_here():
+            raise WrongThreadError(
+                "this thread runs the executor's own event loop, so a blocking call would wait "
+                f"for itself; use {instead}"
+            )

@@ -10,12 +10,12 @@ import msgspec
 
 from common.hashing import prompt_digest
 from executor.engine.seam import EngineIdentity
-from executor.request import ExecutorRequest
+from executor.request import ExecutorRequest, complete_request
 from protos.checks import check_token_ids, invalid
 from protos.codec import decode_params
 from protos.messages import ContextPhaseParams, GenerateRequest, KvLayout, RequestType
 from protos.tokens import pack_token_ids
-from serving.role import Admission, Ending, Outcome, Role, plain_finish
+from serving.role import Admission, Ending, Outcome, Role, plain_finish, plain_request
 
 
 class GenerationRole(Role):
@@ -34,23 +34,14 @@ class GenerationRole(Role):
         first = params.first_token_ids
         limits = admission.identity.model_info.limits
         check_token_ids(first, "context_phase_params.first_token_ids", limits)
-        prepared = super().prepare(admission)
-        max_tokens = prepared.sampling.max_tokens or 0
-        if max_tokens <= len(first):
-            raise invalid(
-                "sampling.max_tokens",
-                max_tokens,
-                f"at least {len(first) + 1}: the context phase already made {len(first)}",
-            )
-        return ExecutorRequest(
-            external_id=prepared.external_id,
-            request_type=prepared.request_type,
-            prompt_token_ids=prepared.prompt_token_ids,
-            sampling=msgspec.structs.replace(prepared.sampling, seed=params.seed),
-            deadline_s=prepared.deadline_s,
+        plain = plain_request(admission)
+        handed_over = msgspec.structs.replace(
+            plain,
+            sampling=msgspec.structs.replace(plain.sampling, seed=params.seed),
             disagg_request_id=params.disagg_request_id,
             context_phase_params=params,
         )
+        return complete_request(handed_over, limits)
 
     def _verified_params(self, request: GenerateRequest) -> ContextPhaseParams:
         signed = request.context_phase_params

@@ -6,15 +6,12 @@ context and generation servers add their half of a hand-off.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from typing import ClassVar
 
-import msgspec
-
 from common.security import ClusterSecret
 from executor.engine.seam import EngineFinish, EngineIdentity
-from executor.request import ExecutorRequest
+from executor.request import ExecutorRequest, complete_request
 from protos.errors import InvalidRequestError
 from protos.messages import (
     Finish,
@@ -75,25 +72,12 @@ class Role:
             )
 
     def prepare(self, admission: Admission) -> ExecutorRequest:
-        """The executor's request; prompt and limits were checked. Raises InvalidRequestError."""
-        request, prompt = admission.request, admission.prompt_token_ids
-        limits = admission.identity.model_info.limits
-        room = limits.max_total_tokens - len(prompt)
-        seed = request.sampling.seed
-        sampling = msgspec.structs.replace(
-            request.sampling,
-            max_tokens=request.sampling.max_tokens or room,
-            seed=secrets.randbits(64) if seed is None else seed,
-        )
-        return ExecutorRequest(
-            external_id=request.external_id,
-            request_type=request.request_type,
-            prompt_token_ids=prompt,
-            sampling=sampling,
-            deadline_s=admission.deadline_s,
-            disagg_request_id=request.disagg_request_id,
-            context_phase_params=None,
-        )
+        """The executor's request; prompt and limits were checked. Raises InvalidRequestError.
+
+        Completed here already: the stream's first message tells the seed.
+        """
+        request = plain_request(admission)
+        return complete_request(request, admission.identity.model_info.limits)
 
     def end(self, outcome: Outcome) -> Ending:
         """What the client is told at the end."""
@@ -106,6 +90,18 @@ class Role:
         return Ending(
             finish=plain_finish(outcome, context_timing=context_timing, generation_timing=timing)
         )
+
+
+def plain_request(admission: Admission) -> ExecutorRequest:
+    request = admission.request
+    return ExecutorRequest(
+        external_id=request.external_id,
+        request_type=request.request_type,
+        prompt_token_ids=admission.prompt_token_ids,
+        sampling=request.sampling,
+        deadline_s=admission.deadline_s,
+        disagg_request_id=request.disagg_request_id,
+    )
 
 
 def plain_finish(
