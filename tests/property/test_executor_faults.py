@@ -177,7 +177,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         text = CharTokenizer().decode(expected)
         (stop,) = asked.sampling.stop
         num_tokens = text.index(stop) + 1 if stop in text else len(expected)
-        streamed = tuple(result._token_ids)
+        streamed = result._answer.token_ids
         assert streamed == expected[: len(streamed)]
         assert len(streamed) <= num_tokens
         if result._error is None:
