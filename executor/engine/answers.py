@@ -14,7 +14,7 @@ def usage(sequence: Sequence) -> Usage:
         return Usage(completion_tokens=num_produced)
     return Usage(
         prompt_tokens=sequence.num_prompt,
-        cached_tokens=sequence.num_cached_tokens,
+        cached_tokens=min(sequence.num_cached_tokens, sequence.num_prompt),
         completion_tokens=num_produced,
     )
 
@@ -44,4 +44,4 @@ def deadline_exceeded(sequence: Sequence) -> DeadlineExceededError:
 
 
 def not_finite() -> RequestFailedError:
-    return RequestFailedError("the model's logits are not finite for this request")
+    return RequestFailedError("the logits are not finite for this request")

@@ -16,11 +16,17 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
 
-from executor.engine.answers import deadline_exceeded, not_finite, timing, usage
+from executor.engine.answers import deadline_exceeded, timing, usage
+from executor.engine.control import RankFacts
+from executor.engine.control_seam import EngineControl
+from executor.engine.core_control import CoreControl
 from executor.engine.handoff import Handoffs, KvMover, PullEnd
 from executor.engine.intake import make_sequence
+from executor.engine.local import LocalOutput
+from executor.engine.logits import LogitsDesk
+from executor.engine.profiles import Tracer
+from executor.engine.runner_seam import ChunkResult, Runner
 from executor.engine.scheduler import Chunk, Scheduler
 from executor.engine.seam import (
     EngineAudit,
@@ -42,20 +48,6 @@ from protos.messages import (
     Load,
     RequestType,
 )
-
-
-class Runner(Protocol):
-    """Computes chunks. Its tokens depend on each chunk's own sequence alone."""
-
-    @property
-    def progress(self) -> int:
-        """Grows while `run` gets on."""
-
-    def run(self, chunks: list[Chunk]) -> list[int | None]:
-        """For each chunk the token sampled after it, None where it samples none.
-
-        A negative id where the model's answer is not a number.
-        """
 
 
 class News:
@@ -87,6 +79,8 @@ class EngineCore:
         runner: Runner,
         mover: KvMover,
         news: News,
+        facts: RankFacts,
+        tracer: Tracer,
         lease_ms: int,
         clock: Callable[[], float],
     ) -> None:
@@ -101,16 +95,34 @@ class EngineCore:
         self._cancelled: dict[int, None] = {}
         self._live_handoffs: dict[DisaggRequestId, int] = {}
         self._counters: Counter[str] = Counter()
+        self._num_steps = 0
+        self._num_load_reports = 0
+        self._logits = LogitsDesk(identity.model_info.limits.vocab_size)
+        self._control = CoreControl(
+            scheduler=scheduler,
+            runner=runner,
+            mover=mover,
+            facts=facts,
+            tracer=tracer,
+            reset=self._reset_counters,
+            clock=clock,
+        )
         self._is_closed = False
 
     @property
     def identity(self) -> EngineIdentity:
         return self._identity
 
+    @property
+    def control(self) -> EngineControl:
+        return self._control
+
     # --- the inbox ----------------------------------------------------------
 
     def submit(self, request: EngineRequest) -> None:
+        self._control.check_awake()
         sequence = make_sequence(request, self._identity, self._clock())
+        num_logits_bytes = self._logits.check(request, sequence.num_prompt)
         disagg_request_id = request.disagg_request_id
         if disagg_request_id is not None and self._is_in_use(disagg_request_id):
             raise DuplicateRequestError(
@@ -119,6 +131,7 @@ class EngineCore:
                 value=disagg_request_id,
             )
         self._scheduler.add(sequence)
+        self._logits.promise(request.request_id, num_logits_bytes)
         if disagg_request_id is not None:
             self._live_handoffs[disagg_request_id] = request.request_id
         self._counters["submitted"] += 1
@@ -157,15 +170,39 @@ class EngineCore:
     # --- a step -------------------------------------------------------------
 
     def step(self) -> list[EngineOutput]:
-        self._counters["steps"] += 1
+        self._num_steps += 1
+        if self._control.is_watching:
+            return self._watched_step()
+        outputs = self._prepare()
+        return outputs + self._run(self._scheduler.plan())
+
+    def _watched_step(self) -> list[EngineOutput]:
+        began_s = self._clock()
+        outputs = self._prepare()
+        chunks = self._scheduler.plan()
+        decoding = [c for c in chunks if c.sequence.state is SequenceState.DECODING]
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        outputs += self._run(chunks)
+        self._control.stepped(
+            step_index=self._num_steps,
+            began_s=began_s,
+            num_outputs=len(outputs),
+            num_finished=sum(o.finish is not None or o.error is not None for o in outputs),
+            num_prefill_tokens=num_tokens - len(decoding),
+            num_decode_tokens=len(decoding),
+        )
+        return outputs
+
+    def _prepare(self) -> list[EngineOutput]:
+        """Hear the data plane, end what is over, admit what fits."""
         outputs = self._drain()
         outputs += self._end_cancelled()
         outputs += self._end_expired()
         self._admit()
-        chunks = self._scheduler.plan()
-        if chunks:
-            outputs += self._absorb(chunks, self._runner.run(chunks))
         return outputs
+
+    def _run(self, chunks: list[Chunk]) -> list[EngineOutput]:
+        return self._absorb(chunks, self._runner.run(chunks)) if chunks else []
 
     def _drain(self) -> list[EngineOutput]:
         if not self._news.is_raised():
@@ -210,19 +247,22 @@ class EngineCore:
             if sequence.state is SequenceState.PULLING:
                 self._handoffs.start_pull(sequence, now_s)
 
-    def _absorb(self, chunks: list[Chunk], tokens: list[int | None]) -> list[EngineOutput]:
+    def _absorb(self, chunks: list[Chunk], results: list[ChunkResult]) -> list[EngineOutput]:
         outputs: list[EngineOutput] = []
-        for chunk, token_id in zip(chunks, tokens, strict=True):
-            if token_id is not None and token_id < 0:
-                outputs.append(self._end_with_error(chunk.sequence, not_finite()))
+        for chunk, result in zip(chunks, results, strict=True):
+            if result.error is not None:
+                outputs.append(self._end_with_error(chunk.sequence, result.error))
                 continue
             self._scheduler.computed(chunk)
             self._counters["computed_tokens"] += chunk.num_tokens
-            if token_id is not None:
-                outputs.append(self._take_token(chunk.sequence, token_id))
+            local = self._logits.take(chunk.sequence, chunk.start, result)
+            if result.token_id is not None:
+                outputs.append(self._take_token(chunk.sequence, result.token_id, local))
         return outputs
 
-    def _take_token(self, sequence: Sequence, token_id: int) -> EngineOutput:
+    def _take_token(
+        self, sequence: Sequence, token_id: int, local: LocalOutput | None
+    ) -> EngineOutput:
         index = sequence.num_completion
         self._scheduler.appended(sequence, token_id)
         sequence.mark("first_token", self._clock())
@@ -231,6 +271,7 @@ class EngineCore:
             token_index=index,
             token_ids=(token_id,),
             finish=self._finish_after(sequence, token_id),
+            local=local,
         )
 
     # --- endings ------------------------------------------------------------
@@ -294,20 +335,21 @@ class EngineCore:
 
     def _forget(self, sequence: Sequence) -> None:
         self._scheduler.end(sequence)
+        self._logits.forget(sequence.request_id)
         if sequence.request.disagg_request_id is not None:
             del self._live_handoffs[sequence.request.disagg_request_id]
 
     # --- the outside --------------------------------------------------------
 
     def load(self) -> Load:
-        self._counters["load_reports"] += 1
+        self._num_load_reports += 1
         return Load(
             num_queued=self._scheduler.num_queued,
             num_running=self._scheduler.num_running,
             tokens_in_flight=sum(len(s.tokens) for s in self._scheduler.sequences()),
             blocks_free=self._blocks.num_free,
             blocks_total=self._blocks.num_blocks,
-            sequence=self._counters["load_reports"],
+            sequence=self._num_load_reports,
         )
 
     def check(self) -> None:
@@ -327,6 +369,9 @@ class EngineCore:
             "operations": kv.operations,
             "peers": kv.peers,
             "evicted_blocks": self._blocks.num_evicted,
+            "logits_bytes": self._logits.num_bytes,
+            "steps": self._num_steps,
+            **self._control.counters(),
         }
         return EngineAudit(
             blocks_by_state=self._blocks.blocks_by_state(),
@@ -336,11 +381,16 @@ class EngineCore:
             counters={**self._counters, **self._handoffs.counters, **kv.counters, **gauges},
         )
 
+    def _reset_counters(self) -> None:
+        self._counters.clear()
+        self._handoffs.counters.clear()
+
     def close(self) -> None:
         """The mover goes first: until it has stopped, it may touch the pool."""
         if self._is_closed:
             return
         self._is_closed = True
+        self._control.close()
         self._mover.close()
         self._cancelled.clear()
         for sequence in self._scheduler.sequences():

@@ -224,7 +224,8 @@ class Handoffs:
         writer = transfer_holder(sequence)
         num_full = sequence.num_prompt // self._blocks.tokens_per_block
         for index in range(sequence.num_sealed, num_full):
-            self._blocks.seal(writer, sequence.block_ids[index], sequence.hashes[index])
+            block_id, block_hash = sequence.block_ids[index], sequence.hashes[index]
+            self._blocks.seal(writer, block_id, block_hash, sequence.parent_hash(index))
         is_partial = sequence.num_prompt % self._blocks.tokens_per_block
         if is_partial and sequence.state is SequenceState.PULLING:
             self._blocks.fill(writer, sequence.block_ids[num_full])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from common.hashing import block_hashes, prompt_digest, root_hash
+from executor.engine.prefix import check_prefix
 from executor.engine.seam import EngineIdentity, EngineRequest
 from executor.engine.sequence import Sequence
 from protos.checks import check_limits, check_token_ids
@@ -33,9 +34,12 @@ def make_sequence(request: EngineRequest, identity: EngineIdentity, now_s: float
     check_token_ids(prompt, "token_ids", limits)
     max_tokens = request.sampling.max_tokens
     assert max_tokens is not None, "max_tokens is deduced before the engine"
-    first_tokens = _check_hand_off(request, identity, len(prompt), max_tokens)
+    prefix = check_prefix(request, limits)
+    first_tokens = _check_hand_off(request, identity, len(prompt), max_tokens) or prefix
     root = root_hash(identity.layout.model_fingerprint, request.cache_salt)
-    hashes = block_hashes(request.prompt_token_ids, identity.layout.tokens_per_block, root)
+    # What the prefix cache may serve: a broken-off answer's own tokens too.
+    known = request.prompt_token_ids + request.output_prefix_token_ids
+    hashes = block_hashes(known, identity.layout.tokens_per_block, root)
     return Sequence(
         request=request,
         tokens=[*prompt, *first_tokens],

@@ -26,6 +26,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from executor.engine.control_seam import KvSnapshot
+from executor.engine.kv_events import KvEventLog
+
 
 class BlockState(enum.StrEnum):
     FREE = "free"
@@ -62,6 +65,8 @@ class BlockManager:
         self._held: dict[str, list[int]] = {}
         self._num_by_kind: Counter[str] = Counter()
         self.num_evicted = 0
+        self.log = KvEventLog()
+        """What the prefix index gains and loses."""
 
     # --- asking -------------------------------------------------------------
 
@@ -129,9 +134,10 @@ class BlockManager:
         assert block.writer == writer, (writer, block_id, block)
         block.state = BlockState.LIVE
 
-    def seal(self, writer: str, block_id: int, block_hash: bytes) -> None:
+    def seal(self, writer: str, block_id: int, block_hash: bytes, parent_hash: bytes = b"") -> None:
         """The block is full and verified: written by nobody from now on, and reusable.
 
+        `parent_hash` is the block's before it, or the chain's root: told to listeners.
         Where another block already holds the same content, that one stays the
         indexed one and this block is dropped when its holders let go.
         """
@@ -143,6 +149,7 @@ class BlockManager:
         if block_hash not in self._index:
             self._index[block_hash] = block_id
             block.hash = block_hash
+            self.log.stored(block_hash, parent_hash, self.tokens_per_block)
 
     def pass_writer(self, writer: str, block_id: int, successor: str) -> None:
         """Another holder goes on writing this block (a pulled, partial last block)."""
@@ -164,8 +171,11 @@ class BlockManager:
     def forget_cached(self) -> int:
         """Free every idle cached block."""
         num_cached = len(self._cached)
+        is_all = num_cached == len(self._index)
         while self._cached:
-            self._free.append(self._evict())
+            self._free.append(self._evict(is_told=not is_all))
+        if is_all:
+            self.log.cleared()
         return num_cached
 
     # --- inside -------------------------------------------------------------
@@ -173,11 +183,13 @@ class BlockManager:
     def _take(self) -> int:
         return self._free.popleft() if self._free else self._evict()
 
-    def _evict(self) -> int:
+    def _evict(self, *, is_told: bool = True) -> int:
         block_id, _ = self._cached.popitem(last=False)
         block = self._blocks[block_id]
         assert block.hash is not None, (block_id, block)
         del self._index[block.hash]
+        if is_told:
+            self.log.removed(block.hash)
         self._blocks[block_id] = Block()
         self.num_evicted += 1
         return block_id
@@ -209,6 +221,14 @@ class BlockManager:
         else:
             self._blocks[block_id] = Block()
             self._free.append(block_id)
+
+    def snapshot(self) -> KvSnapshot:
+        """What the prefix index has now, in the order in which it came."""
+        return KvSnapshot(
+            sequence=self.log.told(),
+            block_hashes=tuple(self._index),
+            tokens_per_block=self.tokens_per_block,
+        )
 
     # --- auditing -----------------------------------------------------------
 

@@ -180,7 +180,9 @@ class Scheduler:
         """Reserve all it can come to need, or nothing."""
         has_kv = sequence.request_type is RequestType.GENERATION_ONLY
         # At least one token must be computed here to get logits, unless a first token came along.
-        num_reusable = sequence.num_prompt if has_kv else sequence.num_prompt - 1
+        num_reusable = sequence.num_prompt if has_kv else len(sequence.tokens) - 1
+        if sequence.request.return_context_logits:
+            num_reusable = 0
         tokens_per_block = self.blocks.tokens_per_block
         matched = self.blocks.match(sequence.hashes[: num_reusable // tokens_per_block])
         num_new = self._num_blocks(sequence.num_tokens_max) - len(matched)
@@ -235,7 +237,8 @@ class Scheduler:
         while (sequence.num_sealed + 1) * tokens_per_block <= sequence.num_computed:
             index = sequence.num_sealed
             block_hash = sequence.full_block_hash(index, tokens_per_block)
-            self.blocks.seal(sequence.holder, sequence.block_ids[index], block_hash)
+            parent_hash = sequence.parent_hash(index)
+            self.blocks.seal(sequence.holder, sequence.block_ids[index], block_hash, parent_hash)
             sequence.num_sealed += 1
         if sequence.num_computed % tokens_per_block:
             self.blocks.fill(sequence.holder, sequence.block_ids[sequence.num_sealed])

@@ -15,12 +15,12 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from common.hashing import block_hashes, prompt_digest, root_hash
 from executor.config import EngineConfig, ScriptedConfig
+from executor.engine.control_base import Gauges
+from executor.engine.control_seam import EngineControl
+from executor.engine.scripted_control import Chain, ScriptedBlocks, ScriptedControl
 from executor.engine.scripted_model import (
-    TRANSPORT,
     check_scripted,
     invalid,
     scripted_identity,
@@ -28,6 +28,13 @@ from executor.engine.scripted_model import (
     stamped,
 )
 from executor.engine.scripted_pool import Lease, ScriptedPool
+from executor.engine.scripted_sequence import (
+    ScriptedSequence,
+    deadline_exceeded,
+    finish_of,
+    make_sequence,
+    offer_of,
+)
 from executor.engine.seam import (
     EngineAudit,
     EngineFinish,
@@ -38,48 +45,12 @@ from executor.engine.seam import (
 from protos.errors import (
     BatonError,
     ConfigError,
-    DeadlineExceededError,
     DuplicateRequestError,
     OverloadedError,
     RequestCancelledError,
 )
-from protos.messages import (
-    ContextPhaseParams,
-    DisaggRequestId,
-    FinishReason,
-    KvStats,
-    Load,
-    RequestType,
-    StageTimes,
-    Usage,
-)
+from protos.messages import DisaggRequestId, FinishReason, Load, RequestType
 from protos.tokens import unpack_token_ids
-
-
-@dataclass(slots=True)
-class _Sequence:
-    request: EngineRequest
-    prompt: tuple[int, ...]
-    digest: bytes
-    position: int
-    """Completion tokens that exist, those of the context side included."""
-    first_position: int
-    submitted_at_s: float
-    ends_at_s: float
-    block_ids: tuple[int, ...] = ()
-    scheduled_ms: float = 0.0
-    first_token_ms: float = 0.0
-    error: BatonError | None = field(default=None)
-    """Set by an abort or an expired deadline: the next step ends it."""
-
-    @property
-    def max_tokens(self) -> int:
-        assert self.request.sampling.max_tokens is not None
-        return self.request.sampling.max_tokens
-
-    @property
-    def is_context_only(self) -> bool:
-        return self.request.request_type is RequestType.CONTEXT_ONLY
 
 
 class ScriptedEngine:
@@ -96,37 +67,46 @@ class ScriptedEngine:
         self._script: ScriptedConfig = config.scripted
         self._clock = clock
         self._sleep = sleep
-        sleep(self._script.load_ms / 1000)
+        self._pretend_to_load()
         if self._script.load_error:
             raise ConfigError(self._script.load_error, field="scripted.load_error")
-        self._pool = ScriptedPool(config.kv_cache.num_blocks, config.kv_cache.leased_share_max)
-        self._waiting: deque[_Sequence] = deque()
-        self._running: dict[int, _Sequence] = {}
-        self._sequences: dict[int, _Sequence] = {}
+        self._pool = ScriptedPool(
+            config.kv_cache.num_blocks,
+            config.kv_cache.leased_share_max,
+            on_lease_ended=lambda lease: self._blocks.let_go(lambda: lease.chain),
+        )
+        self._waiting: deque[ScriptedSequence] = deque()
+        self._running: dict[int, ScriptedSequence] = {}
+        self._sequences: dict[int, ScriptedSequence] = {}
         self._num_doomed = 0
         self._load_sequence = 0
-        self._counters = {"submitted": 0, "finished": 0, "failed": 0, "steps": 0}
+        self._num_steps = 0
+        self._counters: dict[str, int] = {}
+        self._reset_counters()
         self._identity = scripted_identity(config)
+        self._blocks = ScriptedBlocks(self._identity.layout.tokens_per_block, self._chains)
+        self._control = ScriptedControl(
+            blocks=self._blocks,
+            holders=self._holders,
+            load=self._pretend_to_load,
+            reset=self._reset_counters,
+            gauges=self._gauges,
+            clock=clock,
+        )
 
     @property
     def identity(self) -> EngineIdentity:
         return self._identity
 
+    @property
+    def control(self) -> EngineControl:
+        return self._control
+
     def submit(self, request: EngineRequest) -> None:
+        self._control.check_awake()
         prompt = unpack_token_ids(request.prompt_token_ids)
         self._check_submit(request, prompt)
-        now_s = self._clock()
-        params = request.context_phase_params
-        first_position = len(params.first_token_ids) if params else 0
-        sequence = _Sequence(
-            request=request,
-            prompt=prompt,
-            digest=prompt_digest(request.prompt_token_ids),
-            position=first_position,
-            first_position=first_position,
-            submitted_at_s=now_s,
-            ends_at_s=now_s + request.deadline_s,
-        )
+        sequence = make_sequence(request, prompt, self._clock())
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)
         self._counters["submitted"] += 1
@@ -144,7 +124,7 @@ class ScriptedEngine:
 
     @property
     def progress(self) -> int:
-        return self._counters["steps"]
+        return self._num_steps
 
     def has_work(self) -> bool:
         if self._running or self._num_doomed or (self._waiting and self._can_admit()):
@@ -160,15 +140,40 @@ class ScriptedEngine:
         return max(min(ends) - self._clock(), 0.0) if ends else None
 
     def step(self) -> list[EngineOutput]:
-        self._counters["steps"] += 1
+        self._num_steps += 1
+        if self._control.is_watching:
+            return self._watched_step()
+        return self._prepare() + self._run()
+
+    def _watched_step(self) -> list[EngineOutput]:
+        began_s = self._clock()
+        outputs = self._prepare()
+        to_prefill = [sequence.num_to_prefill for sequence in self._running.values()]
+        outputs += self._run()
+        self._control.stepped(
+            step_index=self._num_steps,
+            began_s=began_s,
+            num_outputs=len(outputs),
+            num_finished=sum(o.finish is not None or o.error is not None for o in outputs),
+            num_prefill_tokens=sum(to_prefill),
+            num_decode_tokens=to_prefill.count(0),
+        )
+        return outputs
+
+    def _prepare(self) -> list[EngineOutput]:
+        """End what is over, admit what fits."""
         now_s = self._clock()
         self._pool.expire(now_s)
         outputs = self._end_doomed(now_s)
         while self._waiting and self._can_admit():
             self._admit(now_s)
+        return outputs
+
+    def _run(self) -> list[EngineOutput]:
+        """One token of every running sequence."""
         if self._running and self._script.step_ms:
             self._sleep(self._script.step_ms / 1000)
-        outputs.extend(self._advance(sequence) for sequence in list(self._running.values()))
+        outputs = [self._advance(sequence) for sequence in list(self._running.values())]
         if self._script.stamps_tokens:
             return stamped(outputs, self._clock(), self._script.vocab_size)
         return outputs
@@ -198,18 +203,26 @@ class ScriptedEngine:
             blocks_by_owner=self._pool.blocks_by_owner(),
             holders=self._pool.holders(),
             sequences_by_state={"waiting": len(self._waiting), "running": len(self._running)},
-            counters={**self._counters, **self._pool.counters},
+            counters={
+                **self._counters,
+                "steps": self._num_steps,
+                **self._pool.counters,
+                **self._control.counters(),
+            },
         )
 
     def check(self) -> None:
         """Raises AssertionError where sequences and blocks do not fit each other."""
         self._pool.check()
+        self._blocks.check()
         assert len(self._waiting) + len(self._running) == len(self._sequences)
         held = sum(len(sequence.block_ids) for sequence in self._running.values())
         assert held == self._pool.blocks_by_owner()["sequence"]
         assert self._num_doomed == sum(s.error is not None for s in self._sequences.values())
 
     def close(self) -> None:
+        self._control.close()
+        self._blocks.listen(False)
         for sequence in self._running.values():
             self._pool.give_back(sequence.block_ids)
         self._running.clear()
@@ -217,6 +230,32 @@ class ScriptedEngine:
         self._sequences.clear()
         self._num_doomed = 0
         self._pool.close()
+
+    # --- for the control ------------------------------------------------------
+
+    def _pretend_to_load(self) -> None:
+        self._sleep(self._script.load_ms / 1000)
+
+    def _reset_counters(self) -> None:
+        self._counters = {"submitted": 0, "finished": 0, "failed": 0}
+
+    def _gauges(self) -> Gauges:
+        return Gauges(
+            num_queued=len(self._waiting),
+            num_running=len(self._running),
+            blocks_free=self._pool.num_free,
+            blocks_total=self._pool.num_blocks,
+        )
+
+    def _holders(self) -> list[str]:
+        sequences = [f"sequence:{request_id}" for request_id in self._sequences]
+        return sequences + [f"lease:{disagg_id}" for disagg_id in self._pool.leases()]
+
+    def _chains(self) -> list[Chain]:
+        """Of every request and lease that holds blocks."""
+        layout = self._identity.layout
+        running = [sequence.chain(layout) for sequence in self._running.values()]
+        return running + [lease.chain for lease in self._pool.leases().values()]
 
     # --- admission ------------------------------------------------------------
 
@@ -250,7 +289,7 @@ class ScriptedEngine:
                 "prompt", f"{num_blocks} blocks", f"at most {self._pool.leased_blocks_max} blocks"
             )
 
-    def _blocks_needed(self, sequence: _Sequence) -> int:
+    def _blocks_needed(self, sequence: ScriptedSequence) -> int:
         num_tokens = len(sequence.prompt)
         if not sequence.is_context_only:
             num_tokens += sequence.max_tokens
@@ -272,10 +311,11 @@ class ScriptedEngine:
         sequence.block_ids = self._pool.take(self._blocks_needed(sequence), holder)
         sequence.scheduled_ms = (now_s - sequence.submitted_at_s) * 1000
         self._running[request_id] = sequence
+        self._blocks.hold(lambda: sequence.chain(self._identity.layout))
 
     # --- running --------------------------------------------------------------
 
-    def _advance(self, sequence: _Sequence) -> EngineOutput:
+    def _advance(self, sequence: ScriptedSequence) -> EngineOutput:
         self._drill(sequence.prompt[-1])
         sampling = sequence.request.sampling
         token_index = sequence.position
@@ -300,7 +340,7 @@ class ScriptedEngine:
         if token_id == self._script.hang_token_id:
             self._sleep(self._script.hang_s)
 
-    def _finish_after(self, sequence: _Sequence, token_id: int) -> EngineFinish | None:
+    def _finish_after(self, sequence: ScriptedSequence, token_id: int) -> EngineFinish | None:
         sampling = sequence.request.sampling
         is_eos = token_id in self._script.eos_token_ids and not sampling.ignore_eos
         if is_eos or token_id in sampling.stop_token_ids:
@@ -311,7 +351,7 @@ class ScriptedEngine:
             return self._finish(sequence, FinishReason.LENGTH)
         return None
 
-    def _finish_context(self, sequence: _Sequence, token_id: int) -> EngineFinish:
+    def _finish_context(self, sequence: ScriptedSequence, token_id: int) -> EngineFinish:
         request, now_s = sequence.request, self._clock()
         disagg_id = request.disagg_request_id
         assert disagg_id is not None  # checked at submit
@@ -319,6 +359,7 @@ class ScriptedEngine:
         lease = Lease(
             pull_token=secrets.token_bytes(16),
             block_ids=sequence.block_ids,
+            chain=sequence.chain(self._identity.layout),
             lease_s=lease_s,
             ends_at_s=min(now_s + lease_s, sequence.ends_at_s),
             request_ends_at_s=sequence.ends_at_s,
@@ -326,29 +367,7 @@ class ScriptedEngine:
         self._pool.lease(disagg_id, lease)
         sequence.block_ids = ()
         finish = self._finish(sequence, FinishReason.CONTEXT)
-        layout = self._identity.layout
-        params = ContextPhaseParams(
-            first_token_ids=(token_id,),
-            disagg_request_id=disagg_id,
-            server_name="",
-            incarnation=self._identity.incarnation,
-            rank_addresses=self._identity.rank_addresses,
-            transport=TRANSPORT,
-            layout=layout,
-            num_prompt_tokens=len(sequence.prompt),
-            prompt_digest=sequence.digest,
-            block_hashes=block_hashes(
-                request.prompt_token_ids,
-                layout.tokens_per_block,
-                root_hash(layout.model_fingerprint, request.cache_salt),
-            ),
-            lease_ms=self._config.transfer.lease_ms,
-            pull_token=lease.pull_token,
-            usage=finish.usage,
-            model=self._identity.model_info.limits.model,
-            seed=request.sampling.seed or 0,
-            timing=finish.timing,
-        )
+        params = offer_of(sequence, token_id, lease, self._identity, finish)
         return EngineFinish(
             reason=finish.reason,
             usage=finish.usage,
@@ -358,7 +377,7 @@ class ScriptedEngine:
 
     # --- ending ---------------------------------------------------------------
 
-    def _doom(self, sequence: _Sequence, error: BatonError) -> None:
+    def _doom(self, sequence: ScriptedSequence, error: BatonError) -> None:
         if sequence.error is None:
             sequence.error = error
             self._num_doomed += 1
@@ -366,20 +385,12 @@ class ScriptedEngine:
     def _end_doomed(self, now_s: float) -> list[EngineOutput]:
         for sequence in self._sequences.values():
             if sequence.ends_at_s <= now_s:
-                allowed_s = sequence.request.deadline_s
-                self._doom(
-                    sequence,
-                    DeadlineExceededError(
-                        f"the request did not end within its deadline of {allowed_s:g} s",
-                        field="deadline_ms",
-                        value=round(allowed_s * 1000),
-                    ),
-                )
+                self._doom(sequence, deadline_exceeded(sequence))
         if not self._num_doomed:
             return []
         return [self._end_with_error(s) for s in list(self._sequences.values()) if s.error]
 
-    def _end_with_error(self, sequence: _Sequence) -> EngineOutput:
+    def _end_with_error(self, sequence: ScriptedSequence) -> EngineOutput:
         error = sequence.error
         assert error is not None
         finish = self._finish(sequence, FinishReason.STOP)
@@ -391,7 +402,7 @@ class ScriptedEngine:
         )
 
     def _finish(
-        self, sequence: _Sequence, reason: FinishReason, stop_token_id: int | None = None
+        self, sequence: ScriptedSequence, reason: FinishReason, stop_token_id: int | None = None
     ) -> EngineFinish:
         """Forget the sequence, free what it holds, and say what it used."""
         request_id = sequence.request.request_id
@@ -401,29 +412,7 @@ class ScriptedEngine:
         if sequence.error is not None:
             self._num_doomed -= 1
         self._pool.give_back(sequence.block_ids)
+        if sequence.block_ids:
+            self._blocks.let_go(lambda: sequence.chain(self._identity.layout))
         self._counters["failed" if sequence.error else "finished"] += 1
-        is_generation_only = sequence.request.request_type is RequestType.GENERATION_ONLY
-        return EngineFinish(
-            reason=reason,
-            stop_token_id=stop_token_id,
-            usage=Usage(
-                prompt_tokens=0 if is_generation_only else len(sequence.prompt),
-                completion_tokens=sequence.position - sequence.first_position,
-            ),
-            kv=self._kv_stats(sequence) if is_generation_only else KvStats(),
-            timing=StageTimes(
-                scheduled_ms=sequence.scheduled_ms,
-                first_token_ms=sequence.first_token_ms,
-                finished_ms=(self._clock() - sequence.submitted_at_s) * 1000,
-            ),
-        )
-
-    def _kv_stats(self, sequence: _Sequence) -> KvStats:
-        layout = self._identity.layout
-        num_blocks = layout.num_blocks(len(sequence.prompt))
-        return KvStats(
-            transferred_tokens=len(sequence.prompt),
-            transferred_blocks=num_blocks,
-            transferred_bytes=num_blocks * layout.block_bytes,
-            transport=TRANSPORT,
-        )
+        return finish_of(sequence, reason, stop_token_id, self._identity.layout, self._clock())

@@ -12,9 +12,10 @@ import msgspec
 
 from common.hashing import prompt_digest
 from executor.config import EngineConfig, ScriptedConfig
+from executor.engine.prefix import check_prefix
 from executor.engine.seam import EngineIdentity, EngineOutput, EngineRequest
 from protos.checks import check_limits, check_token_ids
-from protos.errors import InvalidRequestError, RequestFailedError
+from protos.errors import InvalidRequestError, RequestFailedError, UnsupportedError
 from protos.messages import KvLayout, ModelInfo, ModelLimits, RequestType
 
 ADDRESS = b"scripted"
@@ -85,10 +86,26 @@ def check_scripted(
     limits = identity.model_info.limits
     check_limits(len(prompt), request.sampling, limits)
     check_token_ids(prompt, "token_ids", limits)
+    check_prefix(request, limits)
+    _check_no_logits(request)
     if prompt[-1] == script.refuse_token_id:
         raise RequestFailedError("scripted: this request is refused", field="token_ids")
     if request.request_type is RequestType.GENERATION_ONLY:
         _check_params(request, len(prompt), identity.layout)
+
+
+def _check_no_logits(request: EngineRequest) -> None:
+    extras = request.local
+    asked = {
+        "return_context_logits": request.return_context_logits,
+        "return_generation_logits": request.return_generation_logits,
+        "logits_processor": extras is not None and extras.logits_processor is not None,
+    }
+    for field, is_asked in asked.items():
+        if is_asked:
+            raise UnsupportedError(
+                f"{field}: the scripted engine has no logits; the torch engine has", field=field
+            )
 
 
 def _check_params(request: EngineRequest, num_tokens: int, layout: KvLayout) -> None:

@@ -9,6 +9,7 @@ expiry.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from protos.messages import DisaggRequestId
@@ -20,6 +21,8 @@ TOMBSTONES_MAX = 1024
 class Lease:
     pull_token: bytes
     block_ids: tuple[int, ...]
+    chain: tuple[bytes, ...]
+    """The prompt's block hashes, behind their root."""
     lease_s: float
     ends_at_s: float
     request_ends_at_s: float
@@ -28,7 +31,12 @@ class Lease:
 class ScriptedPool:
     """Pure: times come in as parameters."""
 
-    def __init__(self, num_blocks: int, leased_share_max: float) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        leased_share_max: float,
+        on_lease_ended: Callable[[Lease], None] = lambda _lease: None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.leased_blocks_max = int(num_blocks * leased_share_max)
         self._free = deque(range(num_blocks))
@@ -36,6 +44,11 @@ class ScriptedPool:
         self._leases: dict[DisaggRequestId, Lease] = {}
         self._released: OrderedDict[DisaggRequestId, None] = OrderedDict()
         self._num_leased = 0
+        self._on_lease_ended = on_lease_ended
+        self.counters: dict[str, int] = {}
+        self.reset_counters()
+
+    def reset_counters(self) -> None:
         self.counters = {"leases_released": 0, "leases_expired": 0, "leases_renewed": 0}
 
     @property
@@ -61,6 +74,9 @@ class ScriptedPool:
         self._leases[disagg_id] = lease
         self._holders.update(dict.fromkeys(lease.block_ids, f"lease:{disagg_id}"))
         self._num_leased += len(lease.block_ids)
+
+    def leases(self) -> dict[DisaggRequestId, Lease]:
+        return dict(self._leases)
 
     def has_lease(self, disagg_id: DisaggRequestId) -> bool:
         return disagg_id in self._leases
@@ -120,4 +136,5 @@ class ScriptedPool:
         lease = self._leases.pop(disagg_id)
         self._num_leased -= len(lease.block_ids)
         self.give_back(lease.block_ids)
+        self._on_lease_ended(lease)
         self.counters[counter] += 1

@@ -13,6 +13,7 @@ Contract (tests/contract runs it for every implementation):
 - `step` never blocks for a peer; it raises only when the engine is dead.
 - After the last request ended and the last lease is over, `audit()` is back at
   the state before the first, but for cached blocks.
+- While the engine sleeps (`control`), `submit` raises NotNowError.
 - Deadlines are durations; the engine ends an expired request by itself with
   DeadlineExceededError.
 """
@@ -23,6 +24,8 @@ from typing import Protocol
 
 import msgspec
 
+from executor.engine.control_seam import EngineControl
+from executor.engine.local import LocalExtras, LocalOutput
 from protos.errors import ErrorData
 from protos.messages import (
     ContextPhaseParams,
@@ -39,13 +42,18 @@ from protos.messages import (
 )
 
 
-class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence to run.
 
     `prompt_token_ids` are int32 little-endian bytes. `sampling.max_tokens` and
     `sampling.seed` are always set here. A generation_only request carries the
     verified `context_phase_params`; its first tokens count as already streamed:
     outputs start at `token_index == len(first_token_ids)`.
+
+    `output_prefix_token_ids`, packed like the prompt, are tokens of the answer that
+    exist already (context_and_generation only): they follow the prompt in the KV and
+    count against `max_tokens`, but are neither emitted nor counted in usage; outputs
+    start behind them and are those of the unbroken run.
     """
 
     request_id: int
@@ -56,6 +64,12 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     disagg_request_id: DisaggRequestId | None = None
     context_phase_params: ContextPhaseParams | None = None
     cache_salt: str = ""
+    output_prefix_token_ids: bytes = b""
+    return_context_logits: bool = False
+    """All of the prompt is computed for it: the prefix cache serves it nothing."""
+    return_generation_logits: bool = False
+    local: LocalExtras | None = None
+    """Never sent: encoding a request that has one is a TypeError."""
 
 
 class EngineFinish(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +82,7 @@ class EngineFinish(msgspec.Struct, frozen=True, kw_only=True):
     """Set when `reason` is CONTEXT: the lease is already in place."""
 
 
-class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one step said about one request. The last one has `finish` or `error`.
 
     The last one of an aborted request has `error` and may have `finish` too, with
@@ -81,6 +95,8 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] = ()
     finish: EngineFinish | None = None
     error: ErrorData | None = None
+    local: LocalOutput | None = None
+    """Logits, where the request asked for them. Never sent, as in a request."""
 
 
 class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +126,10 @@ class Engine(Protocol):
 
     @property
     def identity(self) -> EngineIdentity: ...
+
+    @property
+    def control(self) -> EngineControl:
+        """Sleep, profiles, statistics and the like: control_seam.py."""
 
     def submit(self, request: EngineRequest) -> None: ...
 

@@ -49,9 +49,9 @@ class Sequence:
     num_computed: int = 0
     num_sealed: int = 0
     num_cached_tokens: int = 0
-    """Prompt tokens whose KV the prefix cache already had."""
+    """Known tokens whose KV the prefix cache already had."""
     num_streamed_before: int = 0
-    """First tokens that came with context_phase_params; not streamed again."""
+    """Completion tokens that came with the request; not streamed again."""
     kv: KvStats = field(default_factory=KvStats)
     marks: dict[str, float] = field(default_factory=dict)
     """Named instants on the engine's clock: scheduled, first_token, pulled."""
@@ -96,3 +96,7 @@ class Sequence:
             parent = self.hashes[-1] if self.hashes else self.root
             self.hashes.append(block_hash(parent, packed))
         return self.hashes[index]
+
+    def parent_hash(self, index: int) -> bytes:
+        """Of the block before the full block `index`."""
+        return self.hashes[index - 1] if index else self.root

@@ -9,24 +9,28 @@ from pathlib import Path
 
 import torch
 
-from executor.config import EngineConfig
+from executor.config import EngineConfig, TransferConfig
 from executor.engine.attention.pool import TORCH_DTYPES, KvPool
 from executor.engine.attention.room import make_pool
+from executor.engine.control import RankFacts
 from executor.engine.core import EngineCore, News
 from executor.engine.handoff import KvMover
 from executor.engine.kv_cache import BlockManager
 from executor.engine.models.config import ModelConfig, load_model_config
-from executor.engine.models.llama import LlamaModel
+from executor.engine.models.llama import LlamaModel, Progress
 from executor.engine.runner import TorchRunner
 from executor.engine.scheduler import Scheduler, SchedulerLimits
 from executor.engine.seam import EngineIdentity
+from executor.engine.torch_trace import TorchTracer
 from executor.engine.weights import load_weights, model_fingerprint
 from kv_transfer.events import PoolMemory, TransferLimits
 from kv_transfer.factory import TransportSettings, create_transport
 from kv_transfer.transceiver import Transceiver
 from kv_transfer.transport import Transport
-from protos.errors import ConfigError
+from protos.errors import ConfigError, RequestFailedError, Severity
 from protos.messages import KvLayout, ModelInfo, ModelLimits
+
+WIRES_THAT_PIN_NOTHING = ("tcp", "self", "posix", "sysv", "cma")
 
 TransportMaker = Callable[[KvPool], Transport]
 
@@ -49,11 +53,19 @@ def create_torch_engine(
     path = Path(config.model)
     model_config = load_model_config(path)
     limits = _limits(config, model_config)
-    model, layout = _load_model(config, model_config, limits.max_total_tokens, device)
+    progress = Progress()
+    model, layout = _load_model(config, model_config, limits.max_total_tokens, device, progress)
     pool = make_pool(config.kv_cache.num_blocks, layout, device)
     incarnation = secrets.randbits(63)
     news = News(wake)
     mover = _transceiver(config, pool, incarnation, make_transport, news)
+    runner = TorchRunner(
+        model,
+        pool,
+        load=lambda: _load_again(config, limits, layout, device, progress),
+        progress=progress,
+        pins_pool=_who_pins_the_pool(config.transfer),
+    )
     return EngineCore(
         identity=EngineIdentity(
             incarnation=incarnation,
@@ -70,9 +82,11 @@ def create_torch_engine(
             num_blocks=pool.num_blocks,
         ),
         scheduler=_scheduler(config),
-        runner=TorchRunner(model, pool),
+        runner=runner,
         mover=mover,
         news=news,
+        facts=RankFacts(rank=0, engine="torch", device=str(device)),
+        tracer=TorchTracer(device),
         lease_ms=config.transfer.lease_ms,
         clock=clock,
     )
@@ -108,16 +122,21 @@ def _limits(config: EngineConfig, model_config: ModelConfig) -> ModelLimits:
 
 
 def _load_model(
-    config: EngineConfig, model_config: ModelConfig, num_positions: int, device: torch.device
+    config: EngineConfig,
+    model_config: ModelConfig,
+    num_positions: int,
+    device: torch.device,
+    progress: Progress,
 ) -> tuple[LlamaModel, KvLayout]:
     path, dtype = Path(config.model), TORCH_DTYPES[config.dtype]
     with torch.inference_mode():
         model = LlamaModel(
             model_config,
-            load_weights(path, model_config, dtype, device),
+            load_weights(path, model_config, dtype, device, progress.step),
             num_positions=num_positions,
             dtype=dtype,
             device=device,
+            progress=progress,
         )
     layout = KvLayout(
         dtype=config.dtype,
@@ -128,6 +147,54 @@ def _load_model(
         model_fingerprint=model_fingerprint(path, config.dtype),
     )
     return model, layout
+
+
+def _load_again(
+    config: EngineConfig,
+    limits: ModelLimits,
+    layout: KvLayout,
+    device: torch.device,
+    progress: Progress,
+) -> LlamaModel:
+    """For waking up. Its errors end that call alone: the engine sleeps on."""
+    try:
+        model_config = load_model_config(Path(config.model))
+        model, found = _load_model(config, model_config, limits.max_total_tokens, device, progress)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the engine sleeps on: {error.message}",
+            field=error.field,
+            value=error.value,
+            limit=error.limit,
+            severity=Severity.REQUEST,
+        ) from error
+    except (RuntimeError, MemoryError, OSError) as error:
+        raise RequestFailedError(
+            f"the engine sleeps on: loading the weights failed: {error}", field="model"
+        ) from error
+    if found != layout:
+        raise ConfigError(
+            f"the engine sleeps on: {config.model} is another model now than at the start",
+            field="model",
+            value=config.model,
+            severity=Severity.REQUEST,
+        )
+    return model
+
+
+def _who_pins_the_pool(transfer: TransferConfig) -> str:
+    """Why the pool's pages must stay where they are; empty: nothing pins them.
+
+    A device that reads memory by itself (RDMA) would go on with the old pages.
+    """
+    wires = [wire.strip() for wire in transfer.ucx_tls.split(",") if wire.strip()]
+    pinning = [wire for wire in wires if wire not in WIRES_THAT_PIN_NOTHING]
+    if transfer.transport != "ucx" or (wires and not pinning):
+        return ""
+    return (
+        f"transfer.ucx_tls is {transfer.ucx_tls!r}, and memory that {', '.join(pinning) or 'all'} "
+        f"may pin cannot be given back (only {', '.join(WIRES_THAT_PIN_NOTHING)} pin none)"
+    )
 
 
 def _transceiver(

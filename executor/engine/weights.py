@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,13 @@ IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
 def load_weights(
-    path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    path: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_tensor: Callable[[], None] = lambda: None,
 ) -> dict[str, torch.Tensor]:
-    """All weights, in the order of `expected_shapes`.
+    """All weights, in the order of `expected_shapes`; `on_tensor` hears of each.
 
     "lm_head.weight" is absent where the model ties it to the embeddings.
     Raises ConfigError that names the tensor.
@@ -40,6 +44,7 @@ def load_weights(
     expected = expected_shapes(config)
     loaded: dict[str, torch.Tensor] = {}
     for name, tensor in _tensors(path, config):
+        on_tensor()
         if name.endswith(IGNORED_SUFFIXES) or (
             name == "lm_head.weight" and config.tie_word_embeddings
         ):

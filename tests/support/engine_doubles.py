@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from executor.engine.answers import not_finite
+from executor.engine.control import RankFacts
 from executor.engine.core import EngineCore, News
 from executor.engine.kv_cache import BlockManager
+from executor.engine.profiles import StepTracer
+from executor.engine.runner_seam import ChunkResult
 from executor.engine.scheduler import Chunk, Scheduler, SchedulerLimits
 from executor.engine.seam import EngineIdentity
 from kv_transfer.events import Offer, Pull, TransceiverAudit, TransceiverEvent
@@ -46,19 +50,32 @@ class HandRunner:
         self.last: list[Chunk] = []
         self.num_runs = 0
         self.bad_prompts: list[int] = []
+        self.is_loaded = True
 
     @property
     def progress(self) -> int:
         return self.num_runs
 
-    def run(self, chunks: list[Chunk]) -> list[int | None]:
+    def run(self, chunks: list[Chunk]) -> list[ChunkResult]:
+        assert self.is_loaded, "run asleep"
         self.last = chunks
         self.num_runs += 1
-        return [self._token(chunk) if chunk.samples else None for chunk in chunks]
+        return [self._result(chunk) if chunk.samples else ChunkResult() for chunk in chunks]
 
-    def _token(self, chunk: Chunk) -> int:
+    def _result(self, chunk: Chunk) -> ChunkResult:
         tokens = chunk.sequence.tokens
-        return -1 if tokens[0] in self.bad_prompts else next_token(tokens)
+        if tokens[0] in self.bad_prompts:
+            return ChunkResult(error=not_finite())
+        return ChunkResult(next_token(tokens))
+
+    def check_release(self) -> None:
+        """It always can."""
+
+    def release(self) -> None:
+        self.is_loaded = False
+
+    def restore(self) -> None:
+        self.is_loaded = True
 
 
 class HandMover:
@@ -161,6 +178,8 @@ class HandEngine:
             runner=self.runner,
             mover=self.mover,
             news=news,
+            facts=RankFacts(rank=0, engine="double", device="none"),
+            tracer=StepTracer("double"),
             lease_ms=1000,
             clock=self.clock,
         )

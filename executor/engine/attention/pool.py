@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import torch
 
+from executor.engine.attention.pages import release_pages
+from protos.errors import RequestFailedError
 from protos.messages import KvLayout
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -76,3 +78,14 @@ class KvPool:
         """Blank blocks about to be begun, so that their unwritten tail is finite."""
         for block_id in block_ids:
             self.tensor[block_id].zero_()
+
+    def release_pages(self) -> None:
+        """Give the memory back, on a CPU; the address stays, and all reads as zeros.
+
+        Raises RequestFailedError.
+        """
+        assert self.device.type == "cpu", self.device
+        try:
+            release_pages(self.address, self.tensor.nbytes)
+        except OSError as error:
+            raise RequestFailedError(f"the KV pool's memory was not given back: {error}") from error

@@ -35,6 +35,16 @@ class _Layer:
     down: Linear
 
 
+class Progress:
+    """Signs of life within long work: layers run, tensors loaded. Outlives the model."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def step(self) -> None:
+        self.count += 1
+
+
 class LlamaModel:
     """`weights` are by Hugging Face names; they are taken out as they are fused."""
 
@@ -46,18 +56,22 @@ class LlamaModel:
         num_positions: int,
         dtype: torch.dtype,
         device: torch.device,
+        progress: Progress | None = None,
     ) -> None:
         self.config = config
+        self._progress = progress or Progress()
         rope_factors = weights.pop("rope_freqs.weight", None)
         self.num_parameters = sum(weight.numel() for weight in weights.values())
         self.embedding = weights["model.embed_tokens.weight"]
-        self.layers = [_load_layer(weights, index) for index in range(config.num_layers)]
+        self.layers = [self._load_layer(weights, index) for index in range(config.num_layers)]
         self.norm = weights["model.norm.weight"]
         head = weights.get("lm_head.weight")
         self.head = Linear(self.embedding if head is None else head)
         self.cos, self.sin = cos_sin_tables(config, num_positions, dtype, device, rope_factors)
-        self.num_layers_run = 0
-        """Over all steps: a sign of life within a long one."""
+
+    def _load_layer(self, weights: Weights, index: int) -> _Layer:
+        self._progress.step()
+        return _load_layer(weights, index)
 
     @torch.inference_mode()
     def forward(
@@ -70,7 +84,7 @@ class LlamaModel:
         for index, layer in enumerate(self.layers):
             x_te = x_te + self._attention(index, layer, x_te, cos, sin, plan)
             x_te = x_te + self._mlp(layer, x_te)
-            self.num_layers_run += 1
+            self._progress.step()
         if len(logit_rows) == 0:
             return x_te.new_empty(0, self.config.vocab_size, dtype=torch.float32)
         return self.head(self._rms_norm(x_te[logit_rows], self.norm)).float()
