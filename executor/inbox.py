@@ -1,4 +1,5 @@
-"""The worker's inbox: filled by the receiving thread, drained by the loop, bounded."""
+"""The worker's inbox: filled by the receiving thread, or in the single-process form by the
+frontend itself; drained by the loop; bounded."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Letter: TypeAlias = tuple[int, ToWorker | LaneEnded]
 
 
 class Inbox:
-    """`put` waits where the inbox is full; `tell`, `wake` and `stop` never do."""
+    """`put` waits where the inbox is full, `offer` says so; the others always have room."""
 
     def __init__(self, messages_max: int) -> None:
         self._messages_max = messages_max
@@ -36,6 +37,18 @@ class Inbox:
                 self._condition.wait()
             self._letters.extend(letters)
             self._condition.notify_all()
+
+    def offer(self, letters: list[Letter]) -> bool:
+        """False where it is full; never waits."""
+        with self._condition:
+            if len(self._letters) >= self._messages_max:
+                return False
+            self._letters.extend(letters)
+            self._condition.notify_all()
+            return True
+
+    def has_room(self) -> bool:
+        return len(self._letters) < self._messages_max
 
     def tell(self, frontend_id: int, news: LaneEnded) -> None:
         """Behind what has come by that lane. From any thread; there is one per lane."""

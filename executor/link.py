@@ -19,15 +19,16 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from executor.engine.seam import EngineIdentity
 from executor.limits import ExecutorLimits
 from executor.messages import ToProxy
 from executor.request_queue import RequestQueue
-from protos.errors import EngineDeadError, ErrorData
+from protos.errors import BatonError, ConfigError, EngineDeadError, ErrorData, from_data
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class LinkUser(Protocol):
@@ -104,6 +105,26 @@ class Link(ABC):
 
     must_beat: bool = False
     """Whether the worker closes our lane where it hears nothing from us."""
+
+    # --- for the forms ----------------------------------------------------------
+
+    async def within(self, future: asyncio.Future[T], timeout_s: float, what: str) -> T:
+        """The future's value. Raises what ended the world meanwhile, or where time runs out."""
+        await asyncio.wait(
+            (future, self.dead), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if future.done():
+            return future.result()
+        if self.dead.done():
+            raise self.start_error()
+        raise EngineDeadError(f"the engine's worker did not {what} within {timeout_s:g} s")
+
+    def start_error(self) -> BatonError:
+        """Asked once dead: the user's own mistake keeps its type."""
+        words = self._last_words
+        if words is not None and words.kind == ConfigError.__name__:
+            return from_data(words)
+        return self.dead.result()
 
     # --- the same for all -----------------------------------------------------
 

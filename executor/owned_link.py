@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import TypeVar
 
 from executor.channel import ProxyChannel
 from executor.child import WorkerChild
@@ -23,10 +22,8 @@ from executor.lane import OWNER_ID
 from executor.limits import ExecutorLimits
 from executor.link import Link, LinkUser
 from executor.messages import Bootstrap, Hello, Stop, ToProxy, pack_bootstrap
-from protos.errors import BatonError, ConfigError, EngineDeadError, from_data
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 LINES_IN_MESSAGE_MAX = 8
 CONNECT_S_MAX = 1.0
 CONNECT_POLL_S = 0.02
@@ -59,10 +56,10 @@ class OwnedLink(Link):
             limits=limits,
             on_exit=self._on_exit,
         )
-        hello = await self._within(self._hello, limits.hello_s_max, "start")
+        hello = await self.within(self._hello, limits.hello_s_max, "start")
         await self._forget_files()
         progress(f"engine worker {hello.pid} is up; loading {self._config.model or 'the model'}")
-        await self._within(self._ready, limits.load_s_max, "load its model")
+        await self.within(self._ready, limits.load_s_max, "load its model")
         took_s = self.loop.time() - started_at_s
         logger.info("%s: engine worker %d is ready after %.1f s", self.name, hello.pid, took_s)
         progress(f"engine ready after {took_s:.1f} s")
@@ -91,23 +88,6 @@ class OwnedLink(Link):
             parent_pid=os.getpid(),
             dies_with_parent_thread=threading.current_thread() is threading.main_thread(),
         )
-
-    async def _within(self, future: asyncio.Future[T], timeout_s: float, what: str) -> T:
-        """The future's value, unless the worker dies first or time runs out."""
-        await asyncio.wait(
-            (future, self.dead), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        if future.done():
-            return future.result()
-        if self.dead.done():
-            raise self._start_error()
-        raise EngineDeadError(f"the engine's worker did not {what} within {timeout_s:g} s")
-
-    def _start_error(self) -> BatonError:
-        words = self._last_words
-        if words is not None and words.kind == ConfigError.__name__:
-            return from_data(words)
-        return self.dead.result()
 
     # --- what is known --------------------------------------------------------
 
