@@ -41,6 +41,10 @@ def choose_form(config: EngineConfig) -> Choice:
             from executor.owned_link import OwnedLink
 
             return Choice("IPC proxy, a worker world of its own on this host", why, OwnedLink)
+        case "single":
+            from executor.single import ThreadLink
+
+            return Choice("single process, the engine in a thread of this one", why, ThreadLink)
         case _:
             raise ConfigError(
                 f"executor.form is {form}, which is not there yet", field="executor.form"

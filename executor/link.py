@@ -49,6 +49,8 @@ class Link(ABC):
     """Whether other frontends use the same engine."""
     is_local: bool = False
     """Whether requests stay Python objects of this process: what cannot be serialised may pass."""
+    fate: str = "was killed"
+    """What becomes of a world that is given up, in words."""
     requests: RequestQueue
     frontend_id: int
 
