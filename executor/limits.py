@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from executor.config import EngineConfig
 from executor.health import HealthBounds
+from executor.post.limits import PostLimits
 
 HEARTBEAT_S_MAX = 1.0
 BEATS_PER_SILENCE = 3
@@ -25,6 +26,8 @@ class ExecutorLimits:
     """The engine ends an expired request by itself; the proxy does so this much later."""
     call_s_max: float = 10.0
     """For an answer to a control call (release, renew, load, audit)."""
+    control_s_max: float = 600.0
+    """The same for a collective call: weights are loaded again, a trace is written."""
     last_words_s: float = 0.1
     """From seeing the worker's exit to declaring it: what it sent before is read first."""
     stop_live_s_max: float = 180.0
@@ -40,6 +43,8 @@ class ExecutorLimits:
     """High-water mark of each socket side and of each in-process queue behind it."""
     message_bytes_max: int = 64 << 20
     tombstones_max: int = 4096
+    post: PostLimits = field(default_factory=PostLimits)
+    """Of the postprocess workers."""
     log_lines_max: int = 50
     log_line_bytes_max: int = 4096
 

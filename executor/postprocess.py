@@ -130,6 +130,12 @@ class Postprocessor:
             stop_string=self.stop_string if finish is not None else "",
         )
 
+    def check(self) -> None:
+        """Raises AssertionError where the counts do not agree."""
+        assert self._next_index == len(self._params.first_token_ids) + self._num_streamed
+        if self._stream is not None:
+            self._stream.check()
+
     def _push(self, output: EngineOutput) -> TextDelta:
         """Text held back is flushed at an end, but not where the generation side goes on."""
         if self._stream is None:

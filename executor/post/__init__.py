@@ -1,0 +1,1 @@
+"""Postprocess workers: text and stop strings made outside the frontend's process."""
