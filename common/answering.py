@@ -66,9 +66,18 @@ async def answer_control(
 
     `whose` log an unexpected error is told to be in.
     """
+    async with streaming_control(context, secret, log, whose=whose):
+        return await answer()
+
+
+@asynccontextmanager
+async def streaming_control(
+    context: grpc.aio.ServicerContext[Any, Any], secret: ClusterSecret, log: Log, *, whose: str
+) -> AsyncIterator[None]:
+    """The same around a call that answers with a stream."""
     try:
         check_control(context, secret)
-        return await answer()
+        yield
     except BatonError as error:
         await fail(context, error)
     except Exception as error:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias
 
-from executor.messages import AuditReply, LoadReply, Reply, ToWorker
+from executor.messages import AuditReply, CallReply, KvSnapshotReply, LoadReply, Reply, ToWorker
 from executor.request_queue import RequestQueue
 from protos.errors import BatonError, ServerUnavailableError
 
-AnyReply: TypeAlias = Reply | LoadReply | AuditReply
+AnyReply: TypeAlias = Reply | LoadReply | AuditReply | CallReply | KvSnapshotReply
 
 
 class ControlCalls:
@@ -25,18 +25,21 @@ class ControlCalls:
         self._last_id += 1
         return self._last_id
 
-    async def call(self, make: Callable[[int], ToWorker]) -> AnyReply:
+    async def call(
+        self, make: Callable[[int], ToWorker], timeout_s: float | None = None
+    ) -> AnyReply:
         """Raises ServerUnavailableError where the worker does not take or answer it in time."""
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         call_id = self.next_id()
         future: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()
         self._waiting[call_id] = future
         try:
             if not self._queue.offer(make(call_id)):
                 raise ServerUnavailableError("the engine's worker does not read its queue")
-            return await asyncio.wait_for(future, self._timeout_s)
+            return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
             raise ServerUnavailableError(
-                f"the engine's worker did not answer within {self._timeout_s:g} s"
+                f"the engine's worker did not answer within {timeout_s:g} s"
             ) from None
         finally:
             del self._waiting[call_id]

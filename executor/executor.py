@@ -15,13 +15,18 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from executor.config import EngineConfig
+from executor.engine.control_seam import IterationStats, KvEvent, KvSnapshot, LoraInfo
 from executor.engine.seam import EngineIdentity
 from executor.limits import ExecutorLimits
 from executor.request import ExecutorRequest
 from executor.result import GenerationResult, ResultChunk
+from executor.subscriptions import Subscription
 from protos.errors import EngineDeadError
 from protos.messages import DisaggRequestId, LedgerAudit, Load
 
@@ -30,6 +35,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ExecutorRequest", "GenerationExecutor", "GenerationResult", "ResultChunk"]
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """A profile that one rank has written, on its own host."""
+
+    path: str
+    num_steps: int
+    num_bytes: int
 
 
 class GenerationExecutor(ABC):
@@ -111,6 +125,59 @@ class GenerationExecutor(ABC):
     @abstractmethod
     async def audit(self) -> LedgerAudit:
         """Entries of this boundary, blocks of the engine, counters of all."""
+
+    # --- control --------------------------------------------------------------
+
+    @abstractmethod
+    async def collective_rpc(self, method: str, **arguments: Any) -> tuple[Any, ...]:
+        """Call a method of the engine's control on every rank (executor/engine/control.py has
+        them), in order with the requests. Arguments and values are plain data, one value a rank.
+
+        Raises RequestError where a rank refuses or fails; the engine goes on.
+        """
+
+    @abstractmethod
+    def subscribe_stats(self) -> Subscription[IterationStats]:
+        """One item a step from now on. Close it when nobody reads any more."""
+
+    @abstractmethod
+    def subscribe_kv_events(self) -> Subscription[KvEvent]:
+        """From now on; `kv_snapshot` tells what was stored before."""
+
+    @abstractmethod
+    async def kv_snapshot(self) -> KvSnapshot: ...
+
+    async def sleep(self) -> None:
+        """Give the KV pool's memory and the weights back. Raises NotNowError, naming who
+        holds on, while requests, leases or transfers are live."""
+        await self.collective_rpc("sleep")
+
+    async def wake_up(self) -> None:
+        await self.collective_rpc("wake_up")
+
+    async def start_profile(self, path: str) -> None:
+        """Every rank records its steps for a trace file at this absolute path of its host."""
+        await self.collective_rpc("start_profile", path=path)
+
+    async def stop_profile(self) -> tuple[TraceFile, ...]:
+        """Returns once the files are written, one a rank."""
+        values = await self.collective_rpc("stop_profile")
+        return tuple(
+            TraceFile(path=value["path"], num_steps=value["steps"], num_bytes=value["bytes"])
+            for value in values
+        )
+
+    async def load_lora(self, name: str, path: str) -> None:
+        await self.collective_rpc("load_lora", name=name, path=path)
+
+    async def unload_lora(self, name: str) -> None:
+        await self.collective_rpc("unload_lora", name=name)
+
+    async def list_loras(self) -> tuple[LoraInfo, ...]:
+        first, *_ = await self.collective_rpc("list_loras")
+        return tuple(msgspec.convert(item, LoraInfo) for item in first)
+
+    # --- its fate -------------------------------------------------------------
 
     @abstractmethod
     def check_health(self) -> None:

@@ -28,6 +28,8 @@ class ExecutorLimits:
     """For an answer to a control call (release, renew, load, audit)."""
     control_s_max: float = 600.0
     """The same for a collective call: weights are loaded again, a trace is written."""
+    control_s_max: float = 600.0
+    """The same for a collective call: weights are loaded again, a trace is written."""
     last_words_s: float = 0.1
     """From seeing the worker's exit to declaring it: what it sent before is read first."""
     stop_live_s_max: float = 180.0

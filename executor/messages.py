@@ -12,6 +12,7 @@ from typing import BinaryIO, TypeAlias
 import msgspec
 
 from executor.config import EngineConfig
+from executor.engine.control_seam import IterationStats, KvEvent, KvSnapshot
 from executor.engine.seam import EngineAudit, EngineIdentity, EngineOutput, EngineRequest
 from executor.lane import LaneSpec
 from protos.errors import ErrorData
@@ -63,6 +64,25 @@ class AuditQuery(_Message, frozen=True):
     call_id: int
 
 
+class Call(_Message, frozen=True):
+    """A method of the engine's control, on every rank; `arguments` by name, as msgpack."""
+
+    call_id: int
+    method: str
+    arguments: bytes
+
+
+class Listen(_Message, frozen=True):
+    """What this frontend wants to be told unasked, from now on."""
+
+    stats: bool
+    kv_events: bool
+
+
+class KvSnapshotQuery(_Message, frozen=True):
+    call_id: int
+
+
 class Beat(_Message, frozen=True):
     """The frontend lives: its lane is not to be closed for silence."""
 
@@ -72,7 +92,18 @@ class Stop(_Message, frozen=True):
 
 
 ToWorker: TypeAlias = (
-    Submit | Cancel | CancelNamed | Release | Renew | LoadQuery | AuditQuery | Beat | Stop
+    Submit
+    | Cancel
+    | CancelNamed
+    | Release
+    | Renew
+    | LoadQuery
+    | AuditQuery
+    | Call
+    | Listen
+    | KvSnapshotQuery
+    | Beat
+    | Stop
 )
 
 
@@ -131,6 +162,26 @@ class AuditReply(_Message, frozen=True):
     worker: dict[str, int]
 
 
+class CallReply(_Message, frozen=True):
+    """One value a rank, in order, each as msgpack; or the error of the first that failed."""
+
+    call_id: int
+    values: tuple[bytes, ...]
+    error: ErrorData | None
+
+
+class Observed(_Message, frozen=True):
+    """What a step was, for those who listen."""
+
+    stats: IterationStats | None
+    kv_events: tuple[KvEvent, ...]
+
+
+class KvSnapshotReply(_Message, frozen=True):
+    call_id: int
+    snapshot: KvSnapshot
+
+
 class LaneClosed(_Message, frozen=True):
     """Nothing follows it: the worker has given this frontend up, and ended its requests."""
 
@@ -144,7 +195,18 @@ class Died(_Message, frozen=True):
 
 
 ToProxy: TypeAlias = (
-    Hello | Ready | Outputs | Heartbeat | Reply | LoadReply | AuditReply | LaneClosed | Died
+    Hello
+    | Ready
+    | Outputs
+    | Heartbeat
+    | Reply
+    | LoadReply
+    | AuditReply
+    | CallReply
+    | KvSnapshotReply
+    | Observed
+    | LaneClosed
+    | Died
 )
 
 

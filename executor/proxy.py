@@ -12,9 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
+
+import msgspec
 
 from executor.control import ControlCalls
+from executor.engine.control_seam import IterationStats, KvEvent, KvSnapshot
 from executor.engine.seam import EngineIdentity
 from executor.executor import GenerationExecutor
 from executor.health import ProgressWatch
@@ -24,13 +27,18 @@ from executor.messages import (
     AuditQuery,
     AuditReply,
     Beat,
+    Call,
+    CallReply,
     CancelNamed,
     Died,
     Heartbeat,
     Hello,
+    KvSnapshotQuery,
+    KvSnapshotReply,
     LaneClosed,
     LoadQuery,
     LoadReply,
+    Observed,
     Outputs,
     Ready,
     Release,
@@ -41,7 +49,14 @@ from executor.messages import (
 from executor.request import ExecutorRequest, admit_request
 from executor.requests import LiveRequests
 from executor.result import GenerationResult
-from protos.errors import BatonError, EngineDeadError, ServerUnavailableError
+from executor.subscriptions import Subscription, Subscriptions
+from protos.errors import (
+    BatonError,
+    EngineDeadError,
+    InvalidRequestError,
+    ServerUnavailableError,
+    from_data,
+)
 from protos.messages import DisaggRequestId, LedgerAudit, Load
 
 if TYPE_CHECKING:
@@ -71,6 +86,7 @@ class Proxy(GenerationExecutor):
             grace_s=limits.deadline_grace_s,
         )
         self._calls = ControlCalls(self._link.requests, limits.call_s_max)
+        self._subscriptions = Subscriptions(self._link.requests.put)
         self._watch = self._new_watch()
         self._trouble: ServerUnavailableError | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
@@ -172,6 +188,33 @@ class Proxy(GenerationExecutor):
             },
         )
 
+    # --- control --------------------------------------------------------------
+
+    async def collective_rpc(self, method: str, **arguments: Any) -> tuple[Any, ...]:
+        self._refuse_if_over()
+        packed = _packed(method, arguments)
+        reply = await self._calls.call(
+            lambda call: Call(call, method, packed), self._limits.control_s_max
+        )
+        assert isinstance(reply, CallReply)
+        if reply.error is not None:
+            raise from_data(reply.error)
+        return tuple(msgspec.msgpack.decode(value) for value in reply.values)
+
+    def subscribe_stats(self) -> Subscription[IterationStats]:
+        self._refuse_if_over()
+        return self._subscriptions.to_stats()
+
+    def subscribe_kv_events(self) -> Subscription[KvEvent]:
+        self._refuse_if_over()
+        return self._subscriptions.to_kv_events()
+
+    async def kv_snapshot(self) -> KvSnapshot:
+        self._refuse_if_over()
+        reply = await self._calls.call(KvSnapshotQuery)
+        assert isinstance(reply, KvSnapshotReply)
+        return reply.snapshot
+
     def _counters(self) -> dict[str, int]:
         return {
             **self._requests.ledger.counters(),
@@ -232,6 +275,7 @@ class Proxy(GenerationExecutor):
         """Everything open hears of it now."""
         self._requests.fail_all(error, cancel=False)
         self._calls.fail_all(error)
+        self._subscriptions.fail_all(error)
 
     def _tick(self) -> None:
         self._look_at_worker()
@@ -258,10 +302,17 @@ class Proxy(GenerationExecutor):
             case Heartbeat():
                 now_s = self._loop.time()
                 self._watch.on_heartbeat(now_s, message.progress, message.is_busy)
-            case Reply() | LoadReply() | AuditReply():
+            case Reply() | LoadReply() | AuditReply() | CallReply() | KvSnapshotReply():
                 self._calls.on_reply(message)
+            case Observed():
+                self._subscriptions.on_observed(message)
+            case _:
+                self._on_fate(message)
+
+    def _on_fate(self, message: Hello | Ready | LaneClosed | Died) -> None:
+        match message:
             case Hello():
-                pass  # the link's affair
+                pass  # the link has read it
             case Ready():
                 self._link.on_ready(message.identity)
             case LaneClosed():
@@ -290,6 +341,7 @@ class Proxy(GenerationExecutor):
         error = ServerUnavailableError("the engine is shutting down")
         self._requests.fail_all(error, cancel=not self._link.dead.done())
         self._calls.fail_all(error)
+        self._subscriptions.fail_all(error)
 
     async def shutdown(self) -> None:
         if self._shutdown is None:
@@ -304,6 +356,15 @@ class Proxy(GenerationExecutor):
             self._tick_timer.cancel()
         for leak in leaks:
             logger.error("%s: left behind: %s", self._link.name, leak)
+
+
+def _packed(method: str, arguments: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.msgpack.encode(arguments)
+    except (TypeError, OverflowError) as error:
+        raise InvalidRequestError(
+            f"{method}: its arguments are not plain data: {error}", field="arguments"
+        ) from None
 
 
 def _prefixed(prefix: str, counters: dict[str, int]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from executor.config import EngineConfig
+from executor.control_desk import ControlDesk, Members
 from executor.engine.seam import Engine, EngineOutput
 from executor.inbox import Inbox, LaneEnded
 from executor.lane import OWNER_ID
@@ -26,11 +27,16 @@ from executor.messages import (
     AuditQuery,
     AuditReply,
     Beat,
+    Call,
     Cancel,
     CancelNamed,
     Heartbeat,
+    KvSnapshotQuery,
+    KvSnapshotReply,
+    Listen,
     LoadQuery,
     LoadReply,
+    Observed,
     Outputs,
     Ready,
     Release,
@@ -42,7 +48,13 @@ from executor.messages import (
     ToWorker,
 )
 from executor.names import Names
-from protos.errors import DuplicateRequestError, ErrorData, RequestCancelledError, RequestError
+from protos.errors import (
+    BatonError,
+    DuplicateRequestError,
+    ErrorData,
+    RequestCancelledError,
+    Severity,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -96,13 +108,21 @@ class Worker:
     """The loop, its ledger and the names of its requests."""
 
     def __init__(
-        self, engine: Engine, inbox: Inbox, answers: Answers, *, tombstones_max: int
+        self,
+        engine: Engine,
+        inbox: Inbox,
+        answers: Answers,
+        *,
+        tombstones_max: int,
+        members: Members | None = None,
     ) -> None:
         self._engine = engine
         self._inbox = inbox
         self._answers = answers
         self._ledger = Ledger(tombstones_max=tombstones_max)
         self._names = Names()
+        self._desk = ControlDesk(engine.control, answers.say, members)
+        self._listeners: dict[int, Listen] = {}
         self._progress = 0
         self._is_busy = False
         self._is_stopped = False
@@ -119,6 +139,7 @@ class Worker:
         self._answers.greet(Ready(self._engine.identity))
         while not self._is_stopped:
             self._round()
+        self._desk.close()
 
     def _round(self) -> None:
         letters = self._inbox.take(self._wait_s())
@@ -128,6 +149,8 @@ class Worker:
             self._handle(frontend_id, message)
         if not self._is_stopped:
             self._report(self._engine.step())
+            if self._listeners:
+                self._tell_listeners()
         self._is_busy = False
 
     def _wait_s(self) -> float | None:
@@ -146,6 +169,10 @@ class Worker:
             case Cancel():
                 if self._ledger.is_of_lane(message.client_id, frontend_id):
                     self._cancel(message.client_id)
+            case Call():
+                self._desk.begin(frontend_id, message)
+            case Listen():
+                self._listen(frontend_id, message)
             case LaneEnded():
                 self._end_lane(frontend_id)
             case Beat():
@@ -156,8 +183,8 @@ class Worker:
                 self._answers.say(frontend_id, self._answer(message))
 
     def _answer(
-        self, message: CancelNamed | Release | Renew | LoadQuery | AuditQuery
-    ) -> Reply | LoadReply | AuditReply:
+        self, message: CancelNamed | Release | Renew | LoadQuery | AuditQuery | KvSnapshotQuery
+    ) -> Reply | LoadReply | AuditReply | KvSnapshotReply:
         match message:
             case CancelNamed():
                 return Reply(message.call_id, self._cancel_named(message.external_id))
@@ -171,6 +198,8 @@ class Worker:
                 return LoadReply(message.call_id, self._engine.load())
             case AuditQuery():
                 return self._audit(message.call_id)
+            case KvSnapshotQuery():
+                return KvSnapshotReply(message.call_id, self._engine.control.kv_snapshot())
 
     # --- requests -------------------------------------------------------------
 
@@ -186,7 +215,9 @@ class Worker:
         try:
             self._take_name(message.external_id, client_id)
             self._engine.submit(message.request)
-        except RequestError as error:
+        except BatonError as error:
+            if error.severity is not Severity.REQUEST:
+                raise
             self._names.give_back(client_id)
             self._ledger.apply(client_id, Event.FAIL)
             self._refuse(client_id, error)
@@ -204,7 +235,7 @@ class Worker:
                 limit="unique among the requests that are running",
             )
 
-    def _refuse(self, client_id: int, error: RequestError) -> None:
+    def _refuse(self, client_id: int, error: BatonError) -> None:
         self._refused.append(EngineOutput(request_id=client_id, error=error.to_data()))
 
     def _cancel(self, client_id: int) -> None:
@@ -226,8 +257,32 @@ class Worker:
     def _end_lane(self, frontend_id: int) -> None:
         """What it asked for is aborted; what still ends for it has no reader."""
         self._ended_lanes[frontend_id] = None
+        self._listen(frontend_id, Listen(stats=False, kv_events=False))
         for client_id in self._ledger.live_of(frontend_id):
             self._cancel(client_id)
+
+    # --- listeners ------------------------------------------------------------
+
+    def _listen(self, frontend_id: int, wanted: Listen) -> None:
+        """The engine is told what anybody wants; nothing is built for nobody."""
+        self._listeners.pop(frontend_id, None)
+        if wanted.stats or wanted.kv_events:
+            self._listeners[frontend_id] = wanted
+        wishes = self._listeners.values()
+        self._engine.control.listen(
+            stats=any(wish.stats for wish in wishes),
+            kv_events=any(wish.kv_events for wish in wishes),
+        )
+
+    def _tell_listeners(self) -> None:
+        control = self._engine.control
+        stats, kv_events = control.take_stats(), control.take_kv_events()
+        for frontend_id, wanted in self._listeners.items():
+            observed = Observed(
+                stats if wanted.stats else None, kv_events if wanted.kv_events else ()
+            )
+            if observed.stats is not None or observed.kv_events:
+                self._answers.say(frontend_id, observed)
 
     # --- answers --------------------------------------------------------------
 

@@ -64,6 +64,51 @@ class ControlStub:
                 request_serializer=protos_dot_control__pb2.GetLedgerRequest.SerializeToString,
                 response_deserializer=protos_dot_control__pb2.Ledger.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/baton.v1.Control/Sleep',
+                request_serializer=protos_dot_control__pb2.SleepRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.WakeUp = channel.unary_unary(
+                '/baton.v1.Control/WakeUp',
+                request_serializer=protos_dot_control__pb2.WakeUpRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.WakeUpResponse.FromString,
+                _registered_method=True)
+        self.StartProfile = channel.unary_unary(
+                '/baton.v1.Control/StartProfile',
+                request_serializer=protos_dot_control__pb2.StartProfileRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.StartProfileResponse.FromString,
+                _registered_method=True)
+        self.StopProfile = channel.unary_unary(
+                '/baton.v1.Control/StopProfile',
+                request_serializer=protos_dot_control__pb2.StopProfileRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.StopProfileResponse.FromString,
+                _registered_method=True)
+        self.LoadLora = channel.unary_unary(
+                '/baton.v1.Control/LoadLora',
+                request_serializer=protos_dot_control__pb2.LoadLoraRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.LoadLoraResponse.FromString,
+                _registered_method=True)
+        self.UnloadLora = channel.unary_unary(
+                '/baton.v1.Control/UnloadLora',
+                request_serializer=protos_dot_control__pb2.UnloadLoraRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.UnloadLoraResponse.FromString,
+                _registered_method=True)
+        self.ListLoras = channel.unary_unary(
+                '/baton.v1.Control/ListLoras',
+                request_serializer=protos_dot_control__pb2.ListLorasRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.ListLorasResponse.FromString,
+                _registered_method=True)
+        self.SubscribeKvEvents = channel.unary_stream(
+                '/baton.v1.Control/SubscribeKvEvents',
+                request_serializer=protos_dot_control__pb2.SubscribeKvEventsRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.KvEventBatch.FromString,
+                _registered_method=True)
+        self.SubscribeStats = channel.unary_stream(
+                '/baton.v1.Control/SubscribeStats',
+                request_serializer=protos_dot_control__pb2.SubscribeStatsRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.StepStats.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -108,6 +153,70 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """The rest concern one server's engine; a router does not have them.
+
+        Gives the KV pool's memory and the weights back; refused (FAILED_PRECONDITION,
+        naming who holds on) while requests, leases or transfers are live.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeUp(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartProfile(self, request, context):
+        """Every rank of the engine records its steps until StopProfile, which answers once
+        the trace files are written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopProfile(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadLora(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadLora(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLoras(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubscribeKvEvents(self, request, context):
+        """What becomes reusable in the KV cache, and what does not any more. The first message
+        is a snapshot; events that it already holds are left out. A gap in the sequence
+        numbers means that events were lost: subscribe anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubscribeStats(self, request, context):
+        """One message per step of the engine, while somebody listens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -140,6 +249,51 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetLedger,
                     request_deserializer=protos_dot_control__pb2.GetLedgerRequest.FromString,
                     response_serializer=protos_dot_control__pb2.Ledger.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=protos_dot_control__pb2.SleepRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.SleepResponse.SerializeToString,
+            ),
+            'WakeUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeUp,
+                    request_deserializer=protos_dot_control__pb2.WakeUpRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.WakeUpResponse.SerializeToString,
+            ),
+            'StartProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartProfile,
+                    request_deserializer=protos_dot_control__pb2.StartProfileRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.StartProfileResponse.SerializeToString,
+            ),
+            'StopProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopProfile,
+                    request_deserializer=protos_dot_control__pb2.StopProfileRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.StopProfileResponse.SerializeToString,
+            ),
+            'LoadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadLora,
+                    request_deserializer=protos_dot_control__pb2.LoadLoraRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.LoadLoraResponse.SerializeToString,
+            ),
+            'UnloadLora': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadLora,
+                    request_deserializer=protos_dot_control__pb2.UnloadLoraRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.UnloadLoraResponse.SerializeToString,
+            ),
+            'ListLoras': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLoras,
+                    request_deserializer=protos_dot_control__pb2.ListLorasRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.ListLorasResponse.SerializeToString,
+            ),
+            'SubscribeKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.SubscribeKvEvents,
+                    request_deserializer=protos_dot_control__pb2.SubscribeKvEventsRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.KvEventBatch.SerializeToString,
+            ),
+            'SubscribeStats': grpc.unary_stream_rpc_method_handler(
+                    servicer.SubscribeStats,
+                    request_deserializer=protos_dot_control__pb2.SubscribeStatsRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.StepStats.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -304,6 +458,249 @@ class Control:
             '/baton.v1.Control/GetLedger',
             protos_dot_control__pb2.GetLedgerRequest.SerializeToString,
             protos_dot_control__pb2.Ledger.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Control/Sleep',
+            protos_dot_control__pb2.SleepRequest.SerializeToString,
+            protos_dot_control__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Control/WakeUp',
+            protos_dot_control__pb2.WakeUpRequest.SerializeToString,
+            protos_dot_control__pb2.WakeUpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Control/StartProfile',
+            protos_dot_control__pb2.StartProfileRequest.SerializeToString,
+            protos_dot_control__pb2.StartProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Control/StopProfile',
+            protos_dot_control__pb2.StopProfileRequest.SerializeToString,
+            protos_dot_control__pb2.StopProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Control/LoadLora',
+            protos_dot_control__pb2.LoadLoraRequest.SerializeToString,
+            protos_dot_control__pb2.LoadLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadLora(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Control/UnloadLora',
+            protos_dot_control__pb2.UnloadLoraRequest.SerializeToString,
+            protos_dot_control__pb2.UnloadLoraResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLoras(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Control/ListLoras',
+            protos_dot_control__pb2.ListLorasRequest.SerializeToString,
+            protos_dot_control__pb2.ListLorasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubscribeKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Control/SubscribeKvEvents',
+            protos_dot_control__pb2.SubscribeKvEventsRequest.SerializeToString,
+            protos_dot_control__pb2.KvEventBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubscribeStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Control/SubscribeStats',
+            protos_dot_control__pb2.SubscribeStatsRequest.SerializeToString,
+            protos_dot_control__pb2.StepStats.FromString,
             options,
             channel_credentials,
             insecure,

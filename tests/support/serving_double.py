@@ -20,10 +20,12 @@ from common.process import ProcessOptions
 from common.security import CONTROL_METADATA_KEY, ClusterSecret, create_secret, load_secret
 from common.text.tokenizer import Tokenizer
 from executor.config import EngineConfig
+from executor.engine.control_seam import IterationStats, KvEvent, KvSnapshot
 from executor.engine.seam import EngineFinish, EngineIdentity
 from executor.executor import GenerationExecutor
 from executor.request import ExecutorRequest
 from executor.result import GenerationResult, ResultChunk
+from executor.subscriptions import Subscription
 from protos import control_pb2_grpc, inference_pb2_grpc
 from protos import inference_pb2 as pb
 from protos.errors import BatonError, EngineDeadError, RequestCancelledError
@@ -152,6 +154,18 @@ class DoubleExecutor(GenerationExecutor):
 
     async def abort_named(self, external_id: str) -> bool:
         return False
+
+    async def collective_rpc(self, method: str, **arguments: Any) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def subscribe_stats(self) -> Subscription[IterationStats]:
+        raise NotImplementedError
+
+    def subscribe_kv_events(self) -> Subscription[KvEvent]:
+        raise NotImplementedError
+
+    async def kv_snapshot(self) -> KvSnapshot:
+        raise NotImplementedError
 
     def submit(self, request: ExecutorRequest) -> DoubleResult:
         if self.breaks_on_submit:

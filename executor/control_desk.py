@@ -1,0 +1,157 @@
+"""Rank 0's desk for control calls: in order with the requests, answered once by all ranks.
+
+A call comes by the ordered queue, is begun on the engine's loop between two
+steps, and is answered there where its value is at hand, else by one control
+thread, which waits for what takes long: a trace being written, the members. So
+the loop never waits; answers bear their call's number.
+
+The leader's own verdict comes first: where it refuses, no member is asked.
+
+Life: the thread starts with the first call and ends by `close`; calls that are
+still waiting then are not answered, since the world ends with them.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from executor.engine.control import Deferred, call_method
+from executor.engine.control_seam import EngineControl
+from executor.messages import Call, CallReply
+from protos.errors import BatonError, ErrorData, OverloadedError, RequestFailedError, Severity
+
+logger = logging.getLogger(__name__)
+CALLS_MAX = 64
+MEMBERS_S_MAX = 600.0
+CLOSE_S_MAX = 2.0
+
+
+class RankAnswer(Protocol):
+    """What one member says of a call."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def value(self) -> Any: ...
+
+    @property
+    def error(self) -> ErrorData | None: ...
+
+
+class Members(Protocol):
+    """The other ranks, as the leader reaches them."""
+
+    def call_all(
+        self, method: str, arguments: Mapping[str, Any], timeout_s: float
+    ) -> Future[tuple[RankAnswer, ...]]:
+        """Never waits; the answers are in order of rank."""
+
+
+@dataclass(frozen=True)
+class _Begun:
+    frontend_id: int
+    call_id: int
+    method: str
+    own: Any
+    others: Future[tuple[RankAnswer, ...]] | None
+
+
+class ControlDesk:
+    """`begin` is the loop's; `say` is called on the control thread or the loop's."""
+
+    def __init__(
+        self,
+        control: EngineControl,
+        say: Callable[[int, CallReply], object],
+        members: Members | None = None,
+    ) -> None:
+        self._control = control
+        self._say = say
+        self._members = members
+        self._begun: queue.Queue[_Begun | None] = queue.Queue(CALLS_MAX)
+        self._thread: threading.Thread | None = None
+
+    def begin(self, frontend_id: int, call: Call) -> None:
+        """Raises what is of severity ENGINE; every other error is the call's answer."""
+        try:
+            if self._begun.full():
+                raise OverloadedError(f"{CALLS_MAX} control calls wait already", limit=CALLS_MAX)
+            arguments = _decoded(call)
+            own = call_method(self._control.methods(), call.method, arguments)
+        except BatonError as error:
+            if error.severity is not Severity.REQUEST:
+                raise
+            self._say(frontend_id, CallReply(call.call_id, (), error.to_data()))
+            return
+        others = None
+        if self._members is not None:
+            others = self._members.call_all(call.method, arguments, MEMBERS_S_MAX)
+        if others is None and not isinstance(own, Deferred):
+            self._answer(_Begun(frontend_id, call.call_id, call.method, own, None))
+            return
+        self._begun.put(_Begun(frontend_id, call.call_id, call.method, own, others))
+        self._start()
+
+    def close(self) -> None:
+        """Leaves a thread that is writing a file to end with the process."""
+        if self._thread is None:
+            return
+        try:
+            self._begun.put_nowait(None)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_S_MAX)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (begun := self._begun.get()) is not None:
+            self._answer(begun)
+
+    def _answer(self, begun: _Begun) -> None:
+        try:
+            own = begun.own.finish() if isinstance(begun.own, Deferred) else begun.own
+            values = (own, *_values_of(begun))
+            reply = CallReply(begun.call_id, tuple(map(msgspec.msgpack.encode, values)), None)
+        except Exception as error:
+            reply = CallReply(begun.call_id, (), _as_failure(begun.method, error).to_data())
+        self._say(begun.frontend_id, reply)
+
+
+def _decoded(call: Call) -> dict[str, Any]:
+    try:
+        return msgspec.msgpack.decode(call.arguments, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise RequestFailedError(f"{call.method}: its arguments cannot be read: {error}") from None
+
+
+def _values_of(begun: _Begun) -> list[Any]:
+    """Raises RequestFailedError naming the first rank that failed."""
+    if begun.others is None:
+        return []
+    values: list[Any] = []
+    for answer in begun.others.result():
+        if answer.error is not None:
+            message = f"{begun.method} failed on rank {answer.rank}: {answer.error.message}"
+            raise RequestFailedError(message, field="rank", value=answer.rank)
+        values.append(answer.value)
+    return values
+
+
+def _as_failure(method: str, error: Exception) -> BatonError:
+    if isinstance(error, BatonError):
+        return error
+    logger.exception("the control call %s failed", method)
+    return RequestFailedError(f"{method} failed: {type(error).__name__}: {error}")
