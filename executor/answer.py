@@ -10,10 +10,17 @@ chunk that came, one that fell behind gets all that it missed as one.
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
+from executor.engine.local import LocalOutput, Logits
 from executor.engine.seam import EngineFinish
+from protos.completion import Completion, Timing
+
+if TYPE_CHECKING:
+    from executor.request import ExecutorRequest
 
 TEXT_PIECES_MAX = 256
 """More are joined: a string object costs far more than the few characters of a token."""
@@ -32,6 +39,7 @@ class ResultChunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 class Answer:
     __slots__ = (
+        "_logits",
         "_num_read",
         "_num_read_pieces",
         "_pieces",
@@ -44,6 +52,7 @@ class Answer:
     def __init__(self) -> None:
         self._token_ids = array("i")
         self._pieces: list[str] = []
+        self._logits: list[LocalOutput] = []
         self._num_read = 0
         self._num_read_pieces = 0
         self.first_unread: ResultChunk | None = None
@@ -96,6 +105,35 @@ class Answer:
         self._num_read_pieces = len(self._pieces)
         return chunk
 
+    def add_logits(self, logits: LocalOutput) -> int:
+        """Before the chunk that they belong to. The bytes they take, as long as this lives."""
+        self._logits.append(logits)
+        arrays = (logits.context_logits, logits.generation_logits)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    def completion(self, request: ExecutorRequest | None, timing: Timing) -> Completion:
+        """Of an answer that has finished."""
+        last, token_ids = self.last, self.token_ids
+        assert last is not None
+        finish = last.finish
+        assert finish is not None
+        return Completion(
+            text=self.text,
+            token_ids=token_ids,
+            finish_reason=finish.reason,
+            usage=finish.usage,
+            kv=finish.kv,
+            timing=timing,
+            external_id="" if request is None else request.external_id,
+            seed=0 if request is None else request.sampling.seed or 0,
+            stop_string=last.stop_string,
+            stop_token_id=finish.stop_token_id,
+            prompt_token_ids=() if request is None else request.prompt_token_ids,
+            context_phase_params=finish.context_phase_params,
+            context_logits=_joined([item.context_logits for item in self._logits]),
+            generation_logits=_joined([item.generation_logits for item in self._logits], token_ids),
+        )
+
     def check(self) -> None:
         """Raises AssertionError where the parts do not agree."""
         assert 0 <= self._num_read <= len(self._token_ids)
@@ -109,3 +147,12 @@ class Answer:
         cut = self._num_read_pieces
         self._pieces = ["".join(self._pieces[:cut]), "".join(self._pieces[cut:])]
         self._num_read_pieces = 1
+
+
+def _joined(parts: list[Logits | None], token_ids: tuple[int, ...] | None = None) -> Logits | None:
+    """As one array; rows of tokens that a stop string cut off are none of the answer's."""
+    given = [part for part in parts if part is not None]
+    if not given:
+        return None
+    joined = np.concatenate(given)
+    return joined if token_ids is None else joined[: len(token_ids)]

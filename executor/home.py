@@ -41,9 +41,7 @@ class Home:
     def is_here(self) -> bool:
         return threading.get_ident() == self._thread_id
 
-    def call(
-        self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments
-    ) -> None:
+    def call(self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments) -> None:
         """Now where we are at home, else soon; never where the loop is closed."""
         if self.is_here() or self.loop is None:
             callback(*args)

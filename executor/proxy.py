@@ -219,6 +219,7 @@ class Proxy(GenerationExecutor):
         return {
             **self._requests.ledger.counters(),
             "dropped_tokens": self._requests.num_dropped_tokens,
+            "logits_bytes": self._requests.num_logits_bytes,
             "late_replies": self._calls.num_late,
             **self._link.counters(),
         }

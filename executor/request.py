@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from executor.engine.local import LocalExtras, LogitsProcessor
 from executor.engine.seam import EngineRequest
 from protos.checks import check_limits, check_sampling, check_sendable, check_text, check_token_ids
 from protos.checks import invalid as refusal
@@ -55,7 +56,7 @@ class ExecutorRequest(msgspec.Struct, frozen=True, kw_only=True):
     output_prefix_token_ids: tuple[int, ...] = ()
     return_context_logits: bool = False
     return_generation_logits: bool = False
-    logits_processor: Any = None
+    logits_processor: LogitsProcessor | None = None
     """These three: in the single-process form alone."""
     multimodal: Any = None
     """Images and the like: no engine of ours takes them, so they are refused by name."""
@@ -137,6 +138,7 @@ def complete_request(
 
 def to_engine_request(request: ExecutorRequest, client_id: int) -> EngineRequest:
     """Of a completed request."""
+    processor = request.logits_processor
     return EngineRequest(
         request_id=client_id,
         request_type=request.request_type,
@@ -145,6 +147,10 @@ def to_engine_request(request: ExecutorRequest, client_id: int) -> EngineRequest
         deadline_s=request.deadline_s,
         disagg_request_id=request.disagg_request_id,
         context_phase_params=request.context_phase_params,
+        output_prefix_token_ids=pack_token_ids(request.output_prefix_token_ids),
+        return_context_logits=request.return_context_logits,
+        return_generation_logits=request.return_generation_logits,
+        local=None if processor is None else LocalExtras(logits_processor=processor),
     )
 
 

@@ -63,6 +63,7 @@ class LiveRequests:
         self._live: dict[int, _Live] = {}
         self._deadlines: list[tuple[float, int]] = []
         self.num_dropped_tokens = 0
+        self.num_logits_bytes = 0
 
     def __len__(self) -> int:
         return len(self._live)
@@ -149,6 +150,8 @@ class LiveRequests:
             logger.exception("postprocessing request %#x failed", client_id)
             self._end_after_defect(live, client_id, error, is_end=is_end)
             return
+        if output.local is not None:
+            self.num_logits_bytes += live.result.add_logits(output.local)
         if is_end:
             del self._live[client_id]
             self.num_dropped_tokens += live.text.num_dropped

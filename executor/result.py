@@ -26,6 +26,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from executor.answer import Answer, ResultChunk
+from executor.engine.local import LocalOutput
 from executor.home import Home
 from protos.completion import Completion, timing_of
 from protos.errors import (
@@ -143,6 +144,12 @@ class GenerationResult:
             self._tell_end()
         elif self._unread_max and self._answer.num_unread_tokens > self._unread_max:
             self._overrun_by(self._answer.num_unread_tokens)
+
+    def add_logits(self, logits: LocalOutput) -> int:
+        """Before the chunk that they belong to; the bytes they take, for as long as this lives."""
+        if self._successor is not None:
+            return self._successor.add_logits(logits)
+        return self._answer.add_logits(logits)
 
     def fail(self, error: BatonError) -> None:
         """What was pushed before is still read first, piece by piece."""
@@ -277,31 +284,17 @@ class GenerationResult:
         return self._completion
 
     def _make_completion(self) -> Completion:
-        answer, request = self._answer, self._request
-        last, token_ids = answer.last, answer.token_ids
+        last = self._answer.last
         assert last is not None
-        finish = last.finish
-        assert finish is not None
-        return Completion(
-            text=answer.text,
-            token_ids=token_ids,
-            finish_reason=finish.reason,
-            usage=finish.usage,
-            kv=finish.kv,
-            timing=timing_of(
-                started_s=self._started_s,
-                first_token_s=self._first_token_s,
-                last_token_s=self._ended_s,
-                num_tokens=len(token_ids),
-                generation=finish.timing,
-            ),
-            external_id="" if request is None else request.external_id,
-            seed=0 if request is None else request.sampling.seed or 0,
-            stop_string=last.stop_string,
-            stop_token_id=finish.stop_token_id,
-            prompt_token_ids=() if request is None else request.prompt_token_ids,
-            context_phase_params=finish.context_phase_params,
+        assert last.finish is not None
+        timing = timing_of(
+            started_s=self._started_s,
+            first_token_s=self._first_token_s,
+            last_token_s=self._ended_s,
+            num_tokens=len(self._answer.token_ids),
+            generation=last.finish.timing,
         )
+        return self._answer.completion(self._request, timing)
 
     # --- waiting --------------------------------------------------------------------
 
