@@ -21,7 +21,7 @@ from protos.status import STATUS_DETAILS_KEY, grpc_code, status_details
 
 
 @dataclass
-class SayingServer:
+class SayingServer(inference_pb2_grpc.InferenceServicer, control_pb2_grpc.ControlServicer):
     """`chunks` are streamed, then `error` is raised, then, if `hangs`, nothing comes."""
 
     chunks: Sequence[GenerateChunk] = ()
