@@ -32,7 +32,17 @@ from executor.ipc import (
     open_pair,
 )
 from executor.lane import LaneSpec
-from executor.messages import Batch, Heartbeat, LaneClosed, Ready, ToProxy, ToWorker, WorkerFrame
+from executor.messages import (
+    Batch,
+    Heartbeat,
+    LaneClosed,
+    Outputs,
+    Ready,
+    ToProxy,
+    ToWorker,
+    WorkerFrame,
+)
+from executor.post.grouping import divided
 from protos.errors import DuplicateRequestError, OverloadedError
 
 logger = logging.getLogger(__name__)
@@ -184,6 +194,8 @@ class Lanes:
 
     def say(self, frontend_id: int, message: ToProxy) -> bool:
         """False where we were told to stop before a lone frontend had room for it."""
+        if isinstance(message, Outputs):
+            message = self._divided(frontend_id, message)
         while True:
             with self._lock:
                 lane = self._lanes.get(frontend_id)
@@ -195,6 +207,12 @@ class Lanes:
                 lane.sender.has_room(SEND_SLICE_S)
             if self._is_stopping():
                 return False
+
+    def _divided(self, frontend_id: int, message: Outputs) -> Outputs:
+        """Not under the lock: it is work, and its lane's frontend may well be gone meanwhile."""
+        lane = self._lanes.get(frontend_id)
+        num_buckets = 0 if lane is None else lane.spec.num_buckets
+        return divided(message, num_buckets) if num_buckets > 0 else message
 
     def say_all(self, message: ToProxy) -> None:
         for frontend_id in list(self._lanes):

@@ -130,8 +130,11 @@ class Ready(_Message, frozen=True):
 
 
 class Outputs(_Message, frozen=True):
+    """`buckets`: what a frontend passes on to its postprocess workers (executor/post)."""
+
     accepted: tuple[int, ...]
     outputs: tuple[EngineOutput, ...]
+    buckets: tuple[tuple[int, bytes], ...] = ()
 
 
 class Heartbeat(_Message, frozen=True):

@@ -7,11 +7,21 @@ from collections.abc import Sequence
 import pytest
 
 from executor.engine.seam import EngineFinish, EngineOutput
+from executor.messages import Outputs
 from executor.post.desk import Desk
-from executor.post.messages import Answer, Lease, Orphan, Work, bucket_of, pack_outputs
+from executor.post.grouping import divided
+from executor.post.messages import (
+    Answer,
+    Lease,
+    Orphan,
+    Work,
+    bucket_of,
+    pack_outputs,
+    unpack_outputs,
+)
 from executor.post.spec import TokenizerSpec
 from executor.postprocess import text_params
-from protos.errors import ConfigError
+from protos.errors import ConfigError, RequestCancelledError
 from protos.messages import ContextPhaseParams, FinishReason, Usage
 from tests.support.executor_scripted import CharTokenizer, context_request, request
 from tests.support.serving_double import hand_off
@@ -131,6 +141,16 @@ def test_outputs_of_another_version_are_counted() -> None:
     answer = bench.push(b"\xc1", pack_outputs([tokens(1, 0, 5)]))
     assert answer.counts.malformed == 1
     assert len(answer.chunks) == 1
+
+
+def test_a_step_is_divided_by_bucket_in_order_and_errors_stay_beside() -> None:
+    """Guards: an error that waits behind text, or goes where nobody can end its request."""
+    error = RequestCancelledError("no").to_data()
+    said = (tokens(4, 0, 1), tokens(5, 0, 2), EngineOutput(request_id=6, error=error))
+    message = divided(Outputs((9,), (*said, tokens(4, 1, 3))), num_buckets=2)
+    assert (message.accepted, message.outputs) == ((9,), (said[2],))
+    groups = {bucket: unpack_outputs(payload) for bucket, payload in message.buckets}
+    assert groups == {0: (tokens(4, 0, 1), tokens(4, 1, 3)), 1: (tokens(5, 0, 2),)}
 
 
 def test_a_request_always_has_the_same_bucket() -> None:
