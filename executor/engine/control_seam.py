@@ -106,6 +106,7 @@ class EngineControl(Protocol):
     def start_profile(self, path: str) -> None:
         """Record steps from now on, a bounded number, for the trace file `path`.
 
+        The torch engine's is full after some 160 layers run (5 steps of 32 layers).
         Raises NotNowError while a profile is under way, InvalidRequestError for a path
         that is not absolute or whose folder cannot be written to.
         """

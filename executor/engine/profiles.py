@@ -1,11 +1,11 @@
 """Profiles of an engine: one at a time, bounded, written by whoever has the time.
 
     idle ──start──> recording ──stop──> idle
-                        └─ the limit of steps is reached ─> full ──stop──> idle
+                        └─ the tracer is full ─> full ──stop──> idle
 
-A tracer does the recording; `StepTracer`, which needs nothing, keeps when each
-step began and ended. Files are Chrome traces (JSON; gzipped where the name ends
-with .gz), for chrome://tracing or Perfetto.
+A tracer does the recording and says when it has enough; `StepTracer`, which
+needs nothing, keeps when each step began and ended. Files are Chrome traces (JSON;
+gzipped where the name ends with .gz), for chrome://tracing or Perfetto.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ class Tracer(Protocol):
 
     def on_step(self, began_s: float, ended_s: float, num_outputs: int) -> None: ...
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it should be stopped after this step: a trace takes memory."""
+
     def stop(self) -> WriteTrace:
         """What writes the trace, on any thread. Raises OSError or RuntimeError."""
 
@@ -40,8 +44,9 @@ class Tracer(Protocol):
 class StepTracer:
     """Steps alone: their times and how many outputs each had."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, steps_max: int = PROFILE_STEPS_MAX) -> None:
         self._name = name
+        self._steps_max = steps_max
         self._steps: list[tuple[float, float, int]] = []
 
     def start(self) -> None:
@@ -49,6 +54,10 @@ class StepTracer:
 
     def on_step(self, began_s: float, ended_s: float, num_outputs: int) -> None:
         self._steps.append((began_s, ended_s, num_outputs))
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._steps) >= self._steps_max
 
     def stop(self) -> WriteTrace:
         steps, self._steps = self._steps, []
@@ -58,13 +67,12 @@ class StepTracer:
 class Profiles:
     """See the module's docstring for its states."""
 
-    def __init__(self, tracer: Tracer, steps_max: int = PROFILE_STEPS_MAX) -> None:
+    def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._steps_max = steps_max
         self._path: Path | None = None
         self._num_steps = 0
         self._write: WriteTrace | None = None
-        """Set once the limit was reached: the trace is complete."""
+        """Set once the tracer was full: the trace is complete."""
 
     @property
     def is_recording(self) -> bool:
@@ -87,7 +95,7 @@ class Profiles:
             return
         self._tracer.on_step(began_s, ended_s, num_outputs)
         self._num_steps += 1
-        if self._num_steps >= self._steps_max:
+        if self._tracer.is_full:
             self._write = self._tracer.stop()
 
     def stop(self) -> TraceExport:

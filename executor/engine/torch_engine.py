@@ -86,7 +86,7 @@ def create_torch_engine(
         mover=mover,
         news=news,
         facts=RankFacts(rank=0, engine="torch", device=str(device)),
-        tracer=TorchTracer(device),
+        tracer=TorchTracer(device, lambda: progress.count),
         lease_ms=config.transfer.lease_ms,
         clock=clock,
     )

@@ -2,86 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from executor.config import EngineConfig, KvCacheConfig, ScriptedConfig
-from executor.engine.factory import create_engine
-from executor.engine.seam import Engine, EngineOutput, EngineRequest
-from protos.errors import InvalidRequestError, OverloadedError, RequestError
-from protos.messages import DisaggRequestId, FinishReason, RequestType, SamplingParams
-from protos.tokens import pack_token_ids
-from tests.support.engine_drive import engine_config
+from protos.errors import InvalidRequestError, OverloadedError, RequestError, UnsupportedError
+from protos.messages import DisaggRequestId, FinishReason, RequestType
+from tests.support.engine_bench import PROMPT, Bench, open_bench
 from tests.support.engine_models import VOCAB_SIZE, save_checkpoint
-
-WAIT_S = 60.0
-PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
-
-
-class Bench:
-    """One engine, driven as the executor's worker does."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.woken = threading.Event()
-        self.engine: Engine = create_engine(config, self.woken.set)
-        self.outputs: dict[int, list[EngineOutput]] = {}
-
-    def submit(
-        self,
-        request_id: int,
-        *,
-        prompt: tuple[int, ...] = PROMPT,
-        max_tokens: int = 4,
-        request_type: RequestType = RequestType.CONTEXT_AND_GENERATION,
-        disagg_id: DisaggRequestId | None = None,
-        deadline_s: float = 30.0,
-    ) -> None:
-        self.engine.submit(
-            EngineRequest(
-                request_id=request_id,
-                request_type=request_type,
-                prompt_token_ids=pack_token_ids(prompt),
-                sampling=SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=True),
-                deadline_s=deadline_s,
-                disagg_request_id=disagg_id,
-            )
-        )
-        self.outputs[request_id] = []
-
-    def step(self) -> None:
-        for output in self.engine.step():
-            assert not self.is_over(output.request_id), "an output after the last one"
-            self.outputs[output.request_id].append(output)
-
-    def is_over(self, request_id: int) -> bool:
-        outputs = self.outputs[request_id]
-        return bool(outputs) and (outputs[-1].finish is not None or outputs[-1].error is not None)
-
-    def until(self, is_done: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + WAIT_S
-        while not is_done():
-            assert time.monotonic() < end_s, "the engine came to no end"
-            if self.engine.has_work():
-                self.step()
-                continue
-            due_s = self.engine.next_deadline_s()
-            self.woken.wait(0.02 if due_s is None else min(due_s, 0.02))
-            self.woken.clear()
-
-    def run(self) -> None:
-        self.until(lambda: all(self.is_over(request_id) for request_id in self.outputs))
-
-    def rest(self) -> None:
-        """Until no holder is left."""
-        self.until(lambda: not self.engine.audit().holders)
-
-    def tokens(self, request_id: int) -> list[int]:
-        return [token for output in self.outputs[request_id] for token in output.token_ids]
 
 
 @pytest.fixture(scope="module")
@@ -91,23 +20,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["torch", "scripted"])
 def bench(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Bench]:
-    threads = torch.get_num_threads()
-    if request.param == "torch":
-        config = engine_config(checkpoint, lease_ms=60, max_queued=3)
-    else:
-        base = engine_config(checkpoint, lease_ms=60, max_queued=3)
-        config = EngineConfig(
-            engine="scripted",
-            kv_cache=KvCacheConfig(num_blocks=64, tokens_per_block=8),
-            scripted=ScriptedConfig(vocab_size=VOCAB_SIZE, step_ms=0.5),
-            scheduler=base.scheduler,
-            transfer=base.transfer,
-        )
-    made = Bench(config)
-    yield made
-    made.engine.close()
-    made.engine.close()
-    torch.set_num_threads(threads)
+    with open_bench(request.param, checkpoint) as made:
+        yield made
 
 
 def test_tokens_come_in_order_and_end_once(bench: Bench) -> None:
@@ -259,3 +173,51 @@ def test_progress_grows_while_it_works_and_rests_when_it_does_not(bench: Bench) 
     after = bench.engine.progress
     assert after > before
     assert bench.engine.progress == after
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("num_existing", [1, 6, 9])
+def test_a_broken_off_answer_goes_on_as_if_unbroken(
+    bench: Bench, temperature: float, num_existing: int
+) -> None:
+    """Guards resuming: an output prefix is neither emitted nor counted nor sampled again.
+
+    6 existing tokens end exactly with a block, 9 lie over its border.
+    """
+    bench.submit(1, max_tokens=12, temperature=temperature)
+    bench.run()
+    unbroken = bench.tokens(1)
+    prefix = tuple(unbroken[:num_existing])
+    bench.submit(2, max_tokens=12, temperature=temperature, prefix=prefix)
+    bench.run()
+    outputs = bench.outputs[2]
+    assert [output.token_index for output in outputs] == list(range(num_existing, 12))
+    assert bench.tokens(2) == unbroken[num_existing:]
+    finish = outputs[-1].finish
+    assert finish is not None
+    assert finish.reason is FinishReason.LENGTH
+    assert finish.usage.completion_tokens == 12 - num_existing
+    assert finish.usage.prompt_tokens == len(PROMPT)
+    assert 0 <= finish.usage.cached_tokens <= len(PROMPT)
+    bench.rest()
+
+
+def test_an_output_prefix_that_cannot_be_is_refused_by_name(bench: Bench) -> None:
+    """Guards the prefix's limits: it counts against max_tokens, and hand-offs take none."""
+    field = "output_prefix_token_ids"
+    with pytest.raises(InvalidRequestError) as caught:
+        bench.submit(1, max_tokens=4, prefix=(5, 6, 7, 8))
+    assert caught.value.field == field
+    with pytest.raises(InvalidRequestError) as caught:
+        bench.submit(1, max_tokens=4, prefix=(5, VOCAB_SIZE))
+    assert caught.value.field == f"{field}[1]"
+    with pytest.raises(UnsupportedError) as unsupported:
+        bench.submit(
+            1,
+            request_type=RequestType.CONTEXT_ONLY,
+            disagg_id=DisaggRequestId(7, 3, 0),
+            prefix=(5,),
+            max_tokens=2,
+        )
+    assert unsupported.value.field == field
+    assert not bench.engine.has_work()
