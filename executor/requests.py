@@ -2,6 +2,10 @@
 
 Every request gets one terminal answer here, whatever comes first: the engine's
 end, a refusal, a cancel's confirmation, its deadline, or the engine's death.
+
+With postprocess workers (executor/post) text comes from them, chunk by chunk;
+errors come straight from the engine and may overtake it. A worker's death ends
+the requests of its bucket.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ from executor.engine.seam import EngineOutput
 from executor.home import Home
 from executor.ledger import Event, Ledger, Outcome, State
 from executor.messages import Cancel, Release, Submit
-from executor.postprocess import Postprocessor, text_params
+from executor.post.messages import Answer, Lease, PostChunk, lease_of
+from executor.post.posted import PostedText
+from executor.postprocess import Postprocessor, TextParams, text_params
 from executor.request import ExecutorRequest, to_engine_request
 from executor.request_queue import RequestQueue
 from executor.result import GenerationResult
@@ -30,6 +36,7 @@ from protos.errors import (
 
 if TYPE_CHECKING:
     from common.text.tokenizer import Tokenizer
+    from executor.post.pool import PostPool
 
 logger = logging.getLogger(__name__)
 UNAWAITED_CALL = 0
@@ -39,7 +46,7 @@ UNAWAITED_CALL = 0
 @dataclass(slots=True)
 class _Live:
     result: GenerationResult
-    text: Postprocessor
+    text: Postprocessor | PostedText
     ends_at_s: float
 
 
@@ -54,12 +61,14 @@ class LiveRequests:
         frontend_id: int = 0,
         tombstones_max: int,
         grace_s: float,
+        post: PostPool | None = None,
     ) -> None:
         self.ledger = Ledger(frontend_id=frontend_id, tombstones_max=tombstones_max)
         self.home = Home.here()
         self._queue = queue
         self._tokenizer = tokenizer
         self._grace_s = grace_s
+        self._post = post
         self._live: dict[int, _Live] = {}
         self._deadlines: list[tuple[float, int]] = []
         self.num_dropped_tokens = 0
@@ -70,8 +79,13 @@ class LiveRequests:
 
     def submit(self, request: ExecutorRequest, now_s: float) -> GenerationResult:
         """Register, then send. Raises RequestError; nothing is left of it then."""
-        text = Postprocessor(text_params(request, self._tokenizer), self._tokenizer)
+        params = text_params(request, self._tokenizer)
         client_id = self.ledger.register(request.external_id)
+        try:
+            text = self._text_for(client_id, params)
+        except Exception:  # the tokenizer's
+            self.ledger.apply(client_id, Event.FAIL)
+            raise
         result = GenerationResult(
             client_id,
             self.cancel,
@@ -90,6 +104,11 @@ class LiveRequests:
         self._push_deadline(ends_at_s, client_id)
         return result
 
+    def _text_for(self, client_id: int, params: TextParams) -> Postprocessor | PostedText:
+        if self._post is not None and self._post.open(client_id, params):
+            return PostedText(params)
+        return Postprocessor(params, self._tokenizer)
+
     def cancel(self, client_id: int) -> None:
         """Unknown and ended ids are counted and ignored; a second cancel changes nothing."""
         is_first = self.ledger.state(client_id) is not State.CANCELLING
@@ -103,18 +122,47 @@ class LiveRequests:
         client_id = output.request_id
         live = self._live.get(client_id)
         if self.ledger.apply(client_id, _event_of(output, live)) is not Outcome.APPLIED:
-            self._let_go(output)
+            params = output.finish.context_phase_params if output.finish is not None else None
+            if params is not None:
+                self._let_go(client_id, lease_of(params))
             return
         assert live is not None  # the ledger and this table hold the same ids
         if output.error is not None and not live.text.is_stopped:
-            del self._live[client_id]
+            self._drop(client_id)
             live.result.fail(from_data(output.error))
             return
         self._absorb(live, output)
 
+    def on_answer(self, answer: Answer) -> None:
+        """A postprocess worker's, to one of its works."""
+        for chunk in answer.chunks:
+            self._on_chunk(chunk)
+        for client_id, data in answer.failed:
+            if client_id in self._live:
+                self.fail(client_id, from_data(data))
+                self._queue.put(Cancel(client_id))
+        for lease in answer.leases:
+            self._release(lease)
+        for orphan in answer.orphans:
+            self._let_go(orphan.client_id, orphan.lease)
+        self.num_dropped_tokens += answer.num_dropped_tokens
+
+    def on_unposted(self, outputs: tuple[EngineOutput, ...]) -> None:
+        """Of a bucket whose worker is dead: served here, or late."""
+        for output in outputs:
+            self.on_output(output)
+
+    def fail_bucket(self, bucket: int, error: BatonError) -> None:
+        """Its worker died, and all of its text with it."""
+        assert self._post is not None
+        for client_id in list(self._live):
+            if self._post.bucket_of(client_id) == bucket:
+                self.fail(client_id, error)
+                self._queue.put(Cancel(client_id))
+
     def fail(self, client_id: int, error: BatonError) -> None:
         """End one from our side."""
-        live = self._live.pop(client_id)
+        live = self._drop(client_id)
         self.ledger.apply(client_id, Event.FAIL)
         live.result.fail(error)
 
@@ -153,29 +201,56 @@ class LiveRequests:
         if output.local is not None:
             self.num_logits_bytes += live.result.add_logits(output.local)
         if is_end:
-            del self._live[client_id]
+            self._drop(client_id)
             self.num_dropped_tokens += live.text.num_dropped
         elif live.text.is_stopped and not was_stopped:
             self.cancel(client_id)
         if chunk is not None:
             live.result.push(chunk)
-        lease = live.text.lease_to_release
-        if lease is not None:
-            self._queue.put(Release(UNAWAITED_CALL, lease.disagg_request_id, lease.pull_token))
+        if live.text.lease_to_release is not None:
+            self._release(lease_of(live.text.lease_to_release))
 
-    def _let_go(self, output: EngineOutput) -> None:
+    def _on_chunk(self, chunk: PostChunk) -> None:
+        """Late where an error or our own end came first."""
+        client_id, finish = chunk.client_id, chunk.finish
+        live = self._live.get(client_id)
+        event = Event.TOKENS if finish is None else Event.FINISH
+        if self.ledger.apply(client_id, event) is not Outcome.APPLIED:
+            if finish is not None and finish.context_phase_params is not None:
+                self._let_go(client_id, lease_of(finish.context_phase_params))
+            return
+        assert live is not None
+        assert isinstance(live.text, PostedText)
+        was_stopped = live.text.is_stopped
+        said = live.text.take(chunk)
+        if finish is not None:
+            del self._live[client_id]
+        elif live.text.is_stopped and not was_stopped:
+            self.cancel(client_id)
+        live.result.push(said)
+
+    def _drop(self, client_id: int) -> _Live:
+        """It ends otherwise than by its postprocess worker's last chunk, if it has one."""
+        live = self._live.pop(client_id)
+        if self._post is not None and isinstance(live.text, PostedText):
+            self._post.forget(client_id)
+        return live
+
+    def _let_go(self, client_id: int, lease: Lease) -> None:
         """A context phase that finished after we had ended it left a lease that nobody knows.
         A second copy of its end did not: whoever read the first has that lease."""
-        params = output.finish.context_phase_params if output.finish is not None else None
-        if params is not None and self.ledger.end_of(output.request_id) is not State.FINISHED:
-            self._queue.put(Release(UNAWAITED_CALL, params.disagg_request_id, params.pull_token))
+        if self.ledger.end_of(client_id) is not State.FINISHED:
+            self._release(lease)
+
+    def _release(self, lease: Lease) -> None:
+        self._queue.put(Release(UNAWAITED_CALL, lease.disagg_request_id, lease.pull_token))
 
     def _end_after_defect(
         self, live: _Live, client_id: int, error: Exception, *, is_end: bool
     ) -> None:
         failure = RequestFailedError(f"postprocessing failed: {type(error).__name__}: {error}")
         if is_end:  # the ledger has its end already
-            del self._live[client_id]
+            self._drop(client_id)
             live.result.fail(failure)
         else:
             self.fail(client_id, failure)
