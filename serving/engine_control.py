@@ -6,7 +6,7 @@ which end when the caller goes away. So nothing is built for nobody.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, assert_never
 
@@ -113,24 +113,24 @@ class EngineControlCalls:
 
     async def SubscribeKvEvents(  # noqa: N802
         self: Answering, _request: Any, context: Context
-    ) -> AsyncIterator[pb.KvEventBatch]:
+    ) -> None:
         async with self.streaming(context):
             executor = self.executor()
             with executor.subscribe_kv_events() as events:
                 snapshot = await executor.kv_snapshot()
-                yield pb.KvEventBatch(snapshot=_snapshot_to_proto(snapshot))
+                await context.write(pb.KvEventBatch(snapshot=_snapshot_to_proto(snapshot)))
                 async for event in events:
                     if event.sequence > snapshot.sequence:
-                        yield pb.KvEventBatch(events=[_event_to_proto(event)])
+                        await context.write(pb.KvEventBatch(events=[_event_to_proto(event)]))
 
     async def SubscribeStats(  # noqa: N802
         self: Answering, _request: Any, context: Context
-    ) -> AsyncIterator[pb.StepStats]:
+    ) -> None:
         async with self.streaming(context):
             with self.executor().subscribe_stats() as steps:
                 await context.send_initial_metadata(SUBSCRIBED)
                 async for stats in steps:
-                    yield pb.StepStats(**fields_of(stats))
+                    await context.write(pb.StepStats(**fields_of(stats)))
 
 
 def _snapshot_to_proto(snapshot: KvSnapshot) -> pb.KvCacheSnapshot:

@@ -35,9 +35,8 @@ from common.process import (
 )
 from common.rpc import Health, add_services, bind, enable_reflection, new_server
 from common.security import load_secret
-from common.text.tokenizer import Tokenizer, load_tokenizer
-from executor.engine.models.config import load_model_config
 from executor.executor import GenerationExecutor
+from executor.preflight import check_model, load_own_tokenizer
 from protos.errors import BatonError, ConfigError, EngineDeadError, ServerUnavailableError
 from serving.config import ServerConfig
 from serving.control import ControlServicer
@@ -198,17 +197,8 @@ class ServerProcess:
     async def start_serving(self) -> Serving:
         """Load the tokenizer, then start the engine's worker. Raises ConfigError first."""
         config = self._config.engine_here()
-        if config.engine == "torch" and not config.model:
-            raise ConfigError(
-                "engine.model is empty; it must name a Hugging Face folder or a GGUF file "
-                "(`baton model demo` prints one)",
-                field="engine.model",
-            )
-        tokenizer: Tokenizer | None = None
-        if config.engine == "torch":  # a model we cannot run is told before a worker is started
-            await asyncio.to_thread(load_model_config, Path(config.model))
-        if config.model:
-            tokenizer = await asyncio.to_thread(load_tokenizer, Path(config.model))
+        await asyncio.to_thread(check_model, config, "engine.model")
+        tokenizer = await asyncio.to_thread(load_own_tokenizer, config)
         executor = await GenerationExecutor.create(
             config, name=self._config.name, progress=self._on_progress, tokenizer=tokenizer
         )
