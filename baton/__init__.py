@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from baton.aio import AsyncClient, AsyncTokenStream
-    from baton.calls import Completion, Timing
     from baton.client import Client, TokenStream
+    from baton.llm import LLM
     from protos import errors
+    from protos.completion import Completion, Timing
     from protos.errors import BatonError
     from protos.messages import ChatMessage, SamplingParams
 
 __all__ = [
+    "LLM",
     "AsyncClient",
     "AsyncTokenStream",
     "BatonError",
@@ -43,9 +45,10 @@ _HOMES = {
     "BatonError": "protos.errors",
     "ChatMessage": "protos.messages",
     "Client": "baton.client",
-    "Completion": "baton.calls",
+    "Completion": "protos.completion",
+    "LLM": "baton.llm",
     "SamplingParams": "protos.messages",
-    "Timing": "baton.calls",
+    "Timing": "protos.completion",
     "TokenStream": "baton.client",
 }
 

@@ -15,6 +15,7 @@ import msgspec
 from protos import codec
 from protos import inference_pb2 as pb
 from protos.checks import check_text
+from protos.completion import Completion, timing_of
 from protos.errors import (
     InternalError,
     InvalidRequestError,
@@ -24,12 +25,8 @@ from protos.errors import (
 from protos.messages import (
     ChatMessage,
     Finish,
-    FinishReason,
     GenerateChunk,
-    KvStats,
     SamplingParams,
-    StageTimes,
-    Usage,
 )
 from protos.tokens import pack_token_ids
 
@@ -65,34 +62,6 @@ class CallOptions(TypedDict, total=False):
     ignore_eos: bool
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds. The first three are the client's own clock, from call to arrival.
-
-    `mean_itl_ms` is the time from first to last token, divided by the tokens
-    after the first; 0 where there is one token only. `context` and `generation`
-    are the servers' stages.
-    """
-
-    ttft_ms: float
-    mean_itl_ms: float
-    total_ms: float
-    context: StageTimes | None = None
-    generation: StageTimes | None = None
-
-
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    usage: Usage
-    kv: KvStats
-    timing: Timing
-    external_id: str
-    seed: int
-
-
 # --- requests ---------------------------------------------------------------
 
 
@@ -118,12 +87,15 @@ def make_call(
     request = pb.GenerateRequest(
         external_id=_text(options.get("external_id", ""), "external_id"),
         model=_text(options.get("model", ""), "model"),
-        sampling=codec.sampling_to_proto(_sampling(options)),
+        sampling=codec.sampling_to_proto(sampling_of(options)),
         deadline_ms=_deadline_ms(timeout_s),
     )
     if messages is not None:
         request.chat.SetInParent()
-        request.chat.messages.extend(_chat_message(item) for item in messages)
+        request.chat.messages.extend(
+            pb.ChatMessage(role=item.role, content=item.content)
+            for item in map(chat_message, messages)
+        )
     elif isinstance(prompt, str):
         request.text = _text(prompt, "prompt")
     else:
@@ -143,7 +115,8 @@ def make_abort(external_id: str, reason: str) -> pb.AbortRequest:
     )
 
 
-def _sampling(options: CallOptions) -> SamplingParams:
+def sampling_of(options: Mapping[str, Any]) -> SamplingParams:
+    """Those given one by one win over those given at once."""
     given: dict[str, Any] = {k: v for k, v in options.items() if k not in _NOT_SAMPLING}
     if isinstance(given.get("stop"), str):
         given["stop"] = (given["stop"],)
@@ -181,14 +154,15 @@ def _packed(token_ids: Sequence[int]) -> bytes:
         ) from error
 
 
-def _chat_message(message: Message) -> pb.ChatMessage:
+def chat_message(message: Message) -> ChatMessage:
+    """Raises InvalidRequestError for what is none."""
     match message:
         case ChatMessage(role=role, content=content):
-            return _to_message(role, content)
+            return _checked(role, content)
         case {"role": str(role), "content": str(content), **rest} if not rest:
-            return _to_message(role, content)
+            return _checked(role, content)
         case (str(role), str(content)):
-            return _to_message(role, content)
+            return _checked(role, content)
     limit = 'ChatMessage, {"role": ..., "content": ...} or (role, content)'
     raise InvalidRequestError(
         f"messages holds {shorten(message)}; each one must be {limit}",
@@ -198,10 +172,10 @@ def _chat_message(message: Message) -> pb.ChatMessage:
     )
 
 
-def _to_message(role: str, content: str) -> pb.ChatMessage:
+def _checked(role: str, content: str) -> ChatMessage:
     check_text("messages", role)
     check_text("messages", content)
-    return pb.ChatMessage(role=role, content=content)
+    return ChatMessage(role, content)
 
 
 # --- answers ----------------------------------------------------------------
@@ -261,20 +235,18 @@ class Assembler:
             finish_reason=finish.reason,
             usage=finish.usage,
             kv=finish.kv,
-            timing=self._timing(finish),
+            timing=timing_of(
+                started_s=self._started_s,
+                first_token_s=self._first_token_s,
+                last_token_s=self._last_token_s,
+                num_tokens=len(self._token_ids),
+                context=finish.context_timing,
+                generation=finish.generation_timing,
+            ),
             external_id=self._external_id,
             seed=self._seed,
-        )
-
-    def _timing(self, finish: Finish) -> Timing:
-        first_s = self._last_token_s if self._first_token_s is None else self._first_token_s
-        num_gaps = len(self._token_ids) - 1
-        return Timing(
-            ttft_ms=1e3 * (first_s - self._started_s),
-            mean_itl_ms=1e3 * (self._last_token_s - first_s) / num_gaps if num_gaps > 0 else 0.0,
-            total_ms=1e3 * (self._last_token_s - self._started_s),
-            context=finish.context_timing,
-            generation=finish.generation_timing,
+            stop_string=finish.stop_string,
+            stop_token_id=finish.stop_token_id,
         )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self, Unpack, overload
 import grpc
 from grpc_health.v1 import health_pb2
 
-from baton.calls import Assembler, Call, CallOptions, Completion, Message, make_abort, make_call
+from baton.calls import Assembler, Call, CallOptions, Message, make_abort, make_call
 from baton.stubs import (
     CHANNEL_OPTIONS,
     CONTROL_TIMEOUT_S,
@@ -30,6 +30,7 @@ from baton.stubs import (
 )
 from protos import codec, control_codec
 from protos import control_pb2 as cpb
+from protos.completion import Completion
 from protos.errors import BatonError
 from protos.messages import GenerateChunk, LedgerAudit, ServerInfo
 

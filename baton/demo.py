@@ -14,11 +14,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from baton.calls import Completion
 from baton.client import Client
 from baton.launch.cluster import Cluster
 from baton.launch.config import ClusterConfig, RouterSection
 from baton.launch.interrupt import interrupts
+from protos.completion import Completion
 from protos.errors import BatonError
 from protos.messages import FinishReason
 

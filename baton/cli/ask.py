@@ -14,8 +14,8 @@ from baton.cli.server_option import find_server, server_options
 from protos.errors import BatonError, InvalidRequestError
 
 if TYPE_CHECKING:
-    from baton.calls import Completion
     from baton.client import Client, TokenStream
+    from protos.completion import Completion
 
 
 def _request_options(command: Callable[..., Any]) -> Callable[..., Any]:

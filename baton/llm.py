@@ -1,0 +1,318 @@
+"""A model in this program: the executor that the servers stand on, without any server.
+
+    with LLM("/models/smollm2") as llm:
+        print(llm.generate("The capital of France is", max_tokens=8).text)
+        for done in llm.generate(["one prompt", "and another"], max_tokens=8): ...
+        for chunk in llm.stream("Once upon a time", max_tokens=32): ...
+        done = await llm.generate_async("from a coroutine", max_tokens=8)
+
+The engine runs in processes of its own (`executor` says otherwise), its results
+come to a thread of the LLM's, so the caller's thread and event loop stay its
+own: scripts, notebooks and servers alike, with no `__main__` guard.
+
+Life: constructed (the model is loaded; it raises where that fails), in use,
+shut down by `shutdown`, the end of `with`, the program's exit, or when nobody
+holds it nor any open request of it. An engine that dies ends every open request
+and every later one with the same EngineDeadError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
+
+import msgspec
+
+from baton.batch import Batch, named, one_each
+from baton.calls import Message, sampling_of
+from baton.engine_thread import EngineThread
+from baton.line import Entry
+from baton.prompts import Prompt, encode_prompt, split_prompts
+from common.config import parse_config
+from common.text.tokenizer import Tokenizer, load_tokenizer
+from executor.config import EngineConfig
+from executor.preflight import check_model, load_own_tokenizer
+from executor.request import ExecutorRequest, admit_request
+from executor.result import GenerationResult, ResultChunk
+from protos.completion import Completion
+from protos.errors import BatonError, ConfigError, WrongThreadError
+from protos.messages import ModelLimits, SamplingParams
+
+if TYPE_CHECKING:
+    from executor.engine.local import LogitsProcessor
+
+_OF_REQUEST = (
+    "external_id",
+    "timeout_s",
+    "output_prefix_token_ids",
+    "return_context_logits",
+    "return_generation_logits",
+    "logits_processor",
+    "multimodal",
+    "max_unread_tokens",
+)
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of every request. Sampling given here wins over `sampling`.
+
+    `external_id` names the request in logs ("NAME-3" in a list); `timeout_s` is its
+    deadline from when the engine takes it. The next four and `max_unread_tokens` are
+    ExecutorRequest's (executor/request.py). `multimodal` is there to be refused by name.
+    """
+
+    external_id: str
+    timeout_s: float
+    output_prefix_token_ids: Sequence[int]
+    return_context_logits: bool
+    return_generation_logits: bool
+    logits_processor: LogitsProcessor
+    multimodal: Any
+    max_unread_tokens: int
+    max_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+
+
+class LLM:
+    """See the module's docstring. Any thread may use it, and several may at once."""
+
+    def __init__(
+        self,
+        model: str | Path = "",
+        *,
+        executor: str | Mapping[str, Any] | None = None,
+        tokenizer: Tokenizer | str | Path | None = None,
+        config: EngineConfig | None = None,
+        name: str = "llm",
+        progress: Callable[[str], None] | None = None,
+        **engine: Any,
+    ) -> None:
+        """Load `model`, a Hugging Face folder or a GGUF file, and wait until it is ready.
+
+        `engine` are the keys of a server's `engine:` section, such as
+        `dtype="bfloat16", kv_cache={"num_blocks": 4096}`; or give a whole `config`.
+        `executor` is the executor's form or that section's `executor` in full.
+        `tokenizer` is the model's own where none is given. `progress` hears of the
+        stages in words.
+
+        Raises ConfigError for what cannot work, EngineDeadError with the worker's
+        own words where the engine does not come up.
+        """
+        self._config = _engine_config(str(model), executor, config, engine)
+        check_model(self._config)
+        self.tokenizer = _tokenizer(tokenizer, self._config)
+        self._name = name
+        self._numbers = itertools.count(1)
+        self._engine = EngineThread(
+            self._config, name=name, tokenizer=self.tokenizer, progress=progress
+        )
+        self._executor, self._home = self._engine.start()
+        self._finalizer = weakref.finalize(self, self._engine.stop)
+
+    @property
+    def limits(self) -> ModelLimits:
+        """The model's name, its vocabulary, and how many tokens a request may have."""
+        return self._executor.identity.model_info.limits
+
+    # --- requests -----------------------------------------------------------------
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts
+        self,
+        prompts: Prompt,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[Options],
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[Options],
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        return_exceptions: Literal[True],
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[Options],
+    ) -> list[Completion | BatonError]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        return_exceptions: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Complete one prompt, or many: then a list in their order.
+
+        A prompt is a text, token ids or chat messages. Any number may be given at
+        once: they wait for the engine here. `sampling` may be one for all or one for
+        each; `progress(num_done, num_all)` is called as they end.
+
+        Of many, the first that fails ends the others and its error is raised, with a
+        note that says which it was; with `return_exceptions=True` every other one goes
+        on and the error stands in its place, as with `asyncio.gather`. Blocks the
+        calling thread; a KeyboardInterrupt ends what is open.
+        """
+        if self._home.is_here():
+            raise WrongThreadError("this thread runs the engine's results; call generate_async")
+        items, is_single = split_prompts(prompts)
+        batch = Batch(
+            len(items),
+            return_exceptions=return_exceptions and not is_single,
+            is_alive=lambda: self._engine.is_alive,
+            progress=progress,
+        )
+        params = one_each(sampling, len(items))
+        outcomes = batch.run(
+            lambda index, notify: self._open(
+                items[index], params[index], named(options, index, is_single), notify
+            )
+        )
+        return outcomes[0] if is_single else outcomes
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        **options: Unpack[Options],
+    ) -> Completion:
+        """Answer one conversation, by the model's own chat template; `generate` takes many."""
+        return self.generate(list(messages), sampling, **options)
+
+    def generate_async(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[Options],
+    ) -> GenerationResult:
+        """Hand one prompt over and go on.
+
+        `await` the result or iterate it with `async for`, on any event loop; or call
+        its `result()` or iterate it, on any thread. One that nobody wants any more is
+        ended by its `abort()`. Raises InvalidRequestError for what can be told at once.
+        """
+        return self._open(prompt, sampling, options, None)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[Options],
+    ) -> Iterator[ResultChunk]:
+        """The answer's chunks as they come; leaving the loop early ends the request."""
+        return _chunks(self._open(prompt, sampling, options, None))
+
+    # --- end ----------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """End open requests, stop the engine, free everything. From any thread; safe twice,
+        at exit, and under a dead engine."""
+        self._engine.stop()
+        self._finalizer.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+    # --- inside -------------------------------------------------------------------
+
+    def _open(
+        self,
+        prompt: Any,
+        sampling: SamplingParams | None,
+        options: Mapping[str, Any],
+        notify: Callable[[], None] | None,
+    ) -> GenerationResult:
+        request = self._request(encode_prompt(prompt, self.tokenizer), sampling, options)
+        entry = Entry(request, self._home, owner=self, notify=notify)
+        self._engine.submit(entry)
+        return entry.result
+
+    def _request(
+        self,
+        prompt_token_ids: tuple[int, ...],
+        sampling: SamplingParams | None,
+        options: Mapping[str, Any],
+    ) -> ExecutorRequest:
+        given = {name: value for name, value in options.items() if name in _OF_REQUEST}
+        external_id = given.pop("external_id", "") or f"{self._name}-{next(self._numbers)}"
+        deadline_s = given.pop("timeout_s", None)
+        prefix = given.pop("output_prefix_token_ids", ())
+        sampled = {name: value for name, value in options.items() if name not in _OF_REQUEST}
+        request = ExecutorRequest(
+            external_id=external_id,
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling_of({**sampled, "sampling": sampling}),
+            deadline_s=self._config.default_deadline_s if deadline_s is None else deadline_s,
+            output_prefix_token_ids=tuple(prefix),
+            **given,
+        )
+        return admit_request(request, self.limits, self._executor.form)
+
+
+def _chunks(result: GenerationResult) -> Iterator[ResultChunk]:
+    try:
+        yield from result
+    finally:
+        if not result.is_ended:
+            result.abort()
+
+
+def _engine_config(
+    model: str,
+    executor: str | Mapping[str, Any] | None,
+    config: EngineConfig | None,
+    engine: dict[str, Any],
+) -> EngineConfig:
+    """Without a `config`, KV stays in the engine's process: nobody fetches it from an LLM."""
+    if config is not None and engine:
+        raise ConfigError(
+            f"config is given, and so is {next(iter(engine))}; give a whole config or its keys",
+            field="config",
+        )
+    keys = msgspec.to_builtins(engine if config is None else config)
+    if config is None:
+        keys.setdefault("transfer", {"transport": "inproc"})
+    if model:
+        keys["model"] = model
+    if executor is not None:
+        keys["executor"] = {"form": executor} if isinstance(executor, str) else dict(executor)
+    return parse_config(keys, EngineConfig, source="LLM")
+
+
+def _tokenizer(given: Tokenizer | str | Path | None, config: EngineConfig) -> Tokenizer | None:
+    if given is None:
+        return load_own_tokenizer(config)
+    if isinstance(given, str | Path):
+        return load_tokenizer(Path(given))
+    return given
