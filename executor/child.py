@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from executor.limits import ExecutorLimits
 from executor.monitor import ProcessMonitor
@@ -90,17 +90,23 @@ class WorkerChild:
         on_exit: Callable[[], None],
         module: str = "executor.worker_main",
         kind: str = "worker",
+        environment: Mapping[str, str] | None = None,
+        leads_group: bool = False,
+        pass_fds: tuple[int, ...] = (),
     ) -> None:
-        """`module` is run; `kind` is what the process is called in words."""
+        """`module` is run; `kind` is what the process is called in words. `leads_group`: it
+        starts a process group of its own. It inherits `pass_fds`."""
         loop = asyncio.get_running_loop()
         read_end, write_end = os.pipe()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module],
-                env={**os.environ, "PYTHONPATH": _import_path()},
+                env={**os.environ, "PYTHONPATH": _import_path(), **(environment or {})},
+                process_group=0 if leads_group else None,
                 stdin=subprocess.PIPE,
                 stdout=write_end,
                 stderr=write_end,
+                pass_fds=pass_fds,
             )
         finally:
             os.close(write_end)

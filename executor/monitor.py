@@ -6,8 +6,10 @@ Detection only: what a death means is decided by whoever is told.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
+import signal
 from collections.abc import Callable
 
 
@@ -29,6 +31,12 @@ class ProcessMonitor:
         poller = select.poll()
         poller.register(self._pidfd, select.POLLIN)
         return bool(poller.poll(0))
+
+    def kill(self) -> None:
+        """Harmless where it has ended; never another process that took its pid."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def close(self) -> None:
         """Idempotent."""

@@ -1,0 +1,107 @@
+"""What crosses the leader's socket between rank 0 and its members, and how a call is answered."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from executor.engine.control import Deferred, Method, call_method
+from executor.engine.seam import EngineRequest
+from protos.errors import BatonError, ErrorData, InternalError, InvalidRequestError
+
+LINK = "leader"
+MAIN_GUARD_HINT = (
+    "where a script is run by every rank, keep its own work under "
+    '`if __name__ == "__main__":` and submit in rank 0 alone'
+)
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class MemberCall(_Message, frozen=True):
+    call_id: int
+    method: str
+    arguments: dict[str, Any]
+
+
+class MemberSubmit(_Message, frozen=True):
+    """No member can serve one; it answers so."""
+
+    call_id: int
+    request: EngineRequest
+
+
+class MemberStop(_Message, frozen=True):
+    """Nothing follows it."""
+
+
+class JoinAck(_Message, frozen=True):
+    pass
+
+
+ToMember: TypeAlias = MemberCall | MemberSubmit | MemberStop | JoinAck
+
+
+class Join(_Message, frozen=True):
+    pass
+
+
+class MemberBeat(_Message, frozen=True):
+    pass
+
+
+class Answer(_Message, frozen=True):
+    """`value` is plain data; unset where there is an error."""
+
+    call_id: int
+    value: Any = None
+    error: ErrorData | None = None
+
+
+FromMember: TypeAlias = Join | MemberBeat | Answer
+
+
+class RankValue(msgspec.Struct, frozen=True, array_like=True):
+    """One rank's answer to a collective call."""
+
+    rank: int
+    value: Any = None
+    error: ErrorData | None = None
+
+
+def not_leader(rank: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"rank {rank} takes no requests: rank 0 alone does; {MAIN_GUARD_HINT}",
+        field="rank",
+        value=rank,
+        limit=0,
+    )
+
+
+def answer(call_id: int, methods: dict[str, Method], call: MemberCall) -> Answer:
+    """Run it here. An error ends the call alone and crosses as plain data."""
+    try:
+        value = call_method(methods, call.method, call.arguments)
+        return Answer(call_id, value.finish() if isinstance(value, Deferred) else value)
+    except BatonError as error:
+        return Answer(call_id, error=error.to_data())
+    except Exception as error:
+        wrapped = InternalError(f"{call.method}: {type(error).__name__}: {error}")
+        return Answer(call_id, error=wrapped.to_data())
+
+
+def check_transport(tls: str, net_devices: str) -> dict[str, Any]:
+    """Open UCX in this very process and send a frame through an endpoint of it: which wires?
+
+    Raises ConfigError or KvTransferError where that cannot be done.
+    """
+    from executor.world.transport_check import send_frame_over_ucx
+
+    return {"wires": send_frame_over_ucx(tls, net_devices)}
+
+
+def transport_method(tls: str, net_devices: str) -> Method:
+    return Method("check_transport", lambda: check_transport(tls, net_devices))

@@ -1,0 +1,69 @@
+"""Launcher `mpi`: a small process of its own spawns the ranks by Comm.Spawn, on this host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from executor.child import WorkerChild
+from executor.limits import ExecutorLimits
+from executor.world.launch import Exit, Launcher
+from executor.world.mpi_launcher import LENGTH_BYTES
+from executor.world.mpi_start import SHM_PREFIX, pack_all
+from executor.world.orders import Orders
+from executor.world.table import LAUNCHER
+
+KILL_AFTER_S = 1.0
+
+
+class MpiLauncher(Launcher):
+    name = "mpi"
+    has_process = True
+
+    def __init__(self, name: str, limits: ExecutorLimits) -> None:
+        self._name = name
+        self._limits = limits
+        self._child: WorkerChild | None = None
+        self._exits: tuple[Exit, ...] = ()
+
+    async def launch(self, orders: Sequence[Orders], on_exit: Callable[[], None]) -> None:
+        data = pack_all(list(orders))
+        self._child = WorkerChild(
+            len(data).to_bytes(LENGTH_BYTES, "little") + data,
+            name=self._name,
+            limits=self._limits,
+            on_exit=on_exit,
+            module="executor.world.mpi_launcher",
+            kind="MPI launcher",
+            environment={"PATH": _path_with_mpi()},
+            leads_group=True,
+        )
+
+    def exits(self) -> tuple[Exit, ...]:
+        child = self._child
+        if not self._exits and child is not None and child.has_exited():
+            self._exits = (Exit(LAUNCHER, child.describe_exit()),)
+            Path(f"{SHM_PREFIX}{child.pid:x}_0").unlink(missing_ok=True)
+        return self._exits
+
+    def kill(self) -> None:
+        """It ends its ranks and reaps them by itself, unless it does not get to it."""
+        if self._child is not None:
+            self._child.end_input()
+            asyncio.get_running_loop().call_later(KILL_AFTER_S, self._child.kill)
+
+    @property
+    def log_lines(self) -> tuple[str, ...]:
+        return () if self._child is None else self._child.log_lines
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.close()
+
+
+def _path_with_mpi() -> str:
+    """MPICH looks for its helpers on the PATH; they lie beside the interpreter."""
+    return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))

@@ -1,0 +1,73 @@
+"""MPI in a process of ours: libucx first, orders by broadcast, no shared memory file left.
+
+The MPI wheels bundle an older UCX; whichever is loaded first serves the whole process, and the
+older one first breaks ours. So every rank passes here before anything else loads MPI.
+
+MPICH leaves its /dev/shm file behind where a job is cut off, and even where it is not. Once
+every rank has it mapped nobody needs its name: it is removed then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from executor.world.orders import Orders
+from protos.errors import ConfigError
+
+LENGTH_BYTES = 8
+POLL_S = 0.02
+SHM_PREFIX = "/dev/shm/mpich_shm_"  # noqa: S108 - MPICH's name, which we only remove
+
+
+def load_mpi() -> Any:
+    """mpi4py's MPI module, initialised. Raises ConfigError where it cannot be had."""
+    import libucx
+
+    libucx.load_library()
+    try:
+        from mpi4py import MPI
+    except Exception as error:  # no library, or one that does not start here
+        raise ConfigError(f"MPI cannot be loaded: {error}", field="world.launcher") from None
+    return MPI
+
+
+def pack_all(orders: list[Orders]) -> bytes:
+    return msgspec.msgpack.encode(orders)
+
+
+def read_all(data: bytes) -> list[Orders]:
+    return msgspec.msgpack.decode(data, type=list[Orders])
+
+
+def broadcast(communicator: Any, data: bytes | None, root: int) -> bytes:
+    """`data` of the root, everywhere. Waits without spinning: the root may take its time."""
+    length = bytearray(LENGTH_BYTES) if data is None else len(data).to_bytes(LENGTH_BYTES, "little")
+    _wait(communicator.Ibcast(length, root=root))
+    body = bytearray(int.from_bytes(length, "little")) if data is None else data
+    _wait(communicator.Ibcast(body, root=root))
+    return bytes(body)
+
+
+def meet(communicator: Any) -> None:
+    """Until every rank is here. Without spinning."""
+    _wait(communicator.Ibarrier())
+
+
+def forget_shared_memory() -> None:
+    """Remove the names of MPICH's files that this process has mapped."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if path.startswith(SHM_PREFIX) and os.path.exists(path):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _wait(request: Any) -> None:
+    while not request.Test():
+        time.sleep(POLL_S)

@@ -1,0 +1,47 @@
+"""Whether this process stands inside an MPI or Slurm job that somebody else started.
+
+The one place that reads such a job's environment.
+"""
+
+from __future__ import annotations
+
+import os
+
+CONTROL_FD = "BATON_WORLD_FD"
+"""Set by our entry under mpirun or srun, for the command that it runs beside rank 0: the number
+of an inherited socket to that rank."""
+
+_RANKS = (
+    ("PMI_RANK", "PMI_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMIX_RANK", "SLURM_STEP_NUM_TASKS"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+def outer_rank() -> int | None:
+    """This process's rank in an outer job of several; None outside of one.
+
+    A batch script's own shell has a SLURM_PROCID too, but is no step of several tasks.
+    """
+    place = _place()
+    return None if place is None else place[0]
+
+
+def outer_size() -> int | None:
+    place = _place()
+    return None if place is None else place[1]
+
+
+def control_descriptor() -> int | None:
+    """Of the socket to rank 0's process, where our entry started this command."""
+    text = os.environ.get(CONTROL_FD, "")
+    return int(text) if text.isdecimal() else None
+
+
+def _place() -> tuple[int, int] | None:
+    for rank_name, size_name in _RANKS:
+        rank, size = os.environ.get(rank_name, ""), os.environ.get(size_name, "")
+        if rank.isdecimal() and size.isdecimal() and int(size) > 1:
+            return int(rank), int(size)
+    return None

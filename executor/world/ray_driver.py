@@ -1,0 +1,187 @@
+"""`python -m executor.world.ray_driver`: the Ray driver of one world, a child of its owner.
+
+In a process of its own, because Ray takes a driver's signals, environment, threads and
+descriptors for itself and does not give all of them back.
+
+Life: orders by standard input, the cluster joined or started, one actor a rank placed, their
+news handed on; it ends when every rank has ended, or with its parent. A cluster of our own
+ends with it, however it ends; in somebody else's the actors do, since the job is over.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+import msgspec
+
+from executor.parent import watch_standard_input
+from executor.world.ray_agent import RankAgent
+from executor.world.ray_messages import (
+    DriverEvent,
+    DriverOrders,
+    Joined,
+    Placed,
+    RankEnded,
+    Refused,
+    read_driver_orders,
+)
+
+RANK_MODULE = "executor.world.ray_rank"
+CPUS_PER_RANK = 1
+OBJECT_STORE_BYTES = 80 << 20
+"""About the least that Ray takes: nothing of ours goes through it."""
+CALLS_AT_ONCE = 2
+
+
+class RefusedError(Exception):
+    def __init__(self, field: str, words: str) -> None:
+        super().__init__(words)
+        self.field = field
+
+
+class Driver:
+    """`ray` is the module, which takes seconds to import."""
+
+    def __init__(self, ray: Any, orders: DriverOrders, events: socket.socket) -> None:
+        self._ray = ray
+        self._orders = orders
+        self._events = events
+
+    def run(self) -> int:
+        try:
+            self._join()
+            self._say(Joined())
+            agents = self._place()
+        except RefusedError as error:
+            self._say(Refused(error.field, str(error)))
+            return 1
+        self._say(Placed())
+        watches = [
+            threading.Thread(target=self._watch, args=(rank, agent), daemon=True)
+            for rank, agent in enumerate(agents)
+        ]
+        for watch in watches:
+            watch.start()
+        for watch in watches:
+            watch.join()
+        self._ray.shutdown()
+        return 0
+
+    def _join(self) -> None:
+        orders, num_ranks = self._orders, len(self._orders.ranks)
+        if orders.address:
+            options: dict[str, Any] = {"address": orders.address}
+        else:
+            options = {
+                "address": "local",
+                "num_cpus": num_ranks * CPUS_PER_RANK,
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "_temp_dir": orders.folder,
+            }
+        try:
+            self._ray.init(log_to_driver=False, logging_level="ERROR", **options)
+        except Exception as error:
+            what = f"joined at {orders.address}" if orders.address else "started on this host"
+            raise RefusedError(
+                "executor.ray_address",
+                f"no Ray cluster could be {what}: {type(error).__name__}: {_first_line(error)}",
+            ) from error
+
+    def _place(self) -> list[Any]:
+        """Raises RefusedError where there is no room."""
+        self._check_room()
+        num_ranks = len(self._orders.ranks)
+        agent_class = self._ray.remote(RankAgent).options(
+            num_cpus=CPUS_PER_RANK,
+            num_gpus=self._orders.num_gpus_per_rank,
+            max_concurrency=CALLS_AT_ONCE,
+            max_restarts=0,
+        )
+        agents = [agent_class.remote() for _ in range(num_ranks)]
+        started = [
+            agent.start.remote(RANK_MODULE, orders, _kind(rank, num_ranks))
+            for rank, (agent, orders) in enumerate(zip(agents, self._orders.ranks, strict=True))
+        ]
+        try:
+            self._ray.get(started, timeout=self._orders.place_s_max)
+        except self._ray.exceptions.GetTimeoutError:
+            raise self._no_room(
+                f"found no place within {self._orders.place_s_max:g} s; "
+                f"free are {_amounts(self._ray.available_resources())}"
+            ) from None
+        except Exception as error:
+            words = f"an actor could not start its rank: {_first_line(error)}"
+            raise RefusedError("executor.ray_address", words) from error
+        return agents
+
+    def _check_room(self) -> None:
+        """What the whole cluster does not have is not worth waiting for."""
+        total = self._ray.cluster_resources()
+        num_ranks = len(self._orders.ranks)
+        needed = {
+            "CPU": num_ranks * CPUS_PER_RANK,
+            "GPU": num_ranks * self._orders.num_gpus_per_rank,
+        }
+        if any(total.get(name, 0) < amount for name, amount in needed.items()):
+            raise self._no_room(f"but the Ray cluster has {_amounts(total)}")
+
+    def _no_room(self, why: str) -> RefusedError:
+        num_ranks, num_gpus = len(self._orders.ranks), self._orders.num_gpus_per_rank
+        each = f"{CPUS_PER_RANK} CPU" + (f" and {num_gpus} GPU" if num_gpus else "")
+        return RefusedError(
+            "executor.world.num_ranks", f"{num_ranks} rank(s) of {each} each are asked for, {why}"
+        )
+
+    def _watch(self, rank: int, agent: Any) -> None:
+        """On a thread of its own; whoever does not answer is judged by his rank's heartbeat."""
+        prefix = "" if len(self._orders.ranks) == 1 else f"rank {rank}: "
+        while True:
+            try:
+                lines, end = self._ray.get(agent.news.remote())
+            except Exception as error:
+                end = f"the Ray actor of rank {rank} is gone: {_first_line(error)}"
+                self._say(RankEnded(rank, end))
+                return
+            for line in lines:
+                print(f"{prefix}{line}", flush=True)  # noqa: T201 - the owner keeps it
+            if end:
+                self._say(RankEnded(rank, end))
+                return
+
+    def _say(self, event: DriverEvent) -> None:
+        self._events.send(msgspec.msgpack.encode(event))
+
+
+def _kind(rank: int, num_ranks: int) -> str:
+    return "worker" if num_ranks == 1 else f"worker of rank {rank}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _amounts(resources: dict[str, float]) -> str:
+    return ", ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal group's, so the owner's to judge
+    orders = read_driver_orders(sys.stdin.buffer)
+    watch_standard_input()
+    import ray
+
+    return Driver(ray, orders, socket.socket(fileno=orders.events_fd)).run()
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,194 @@
+"""Launcher `ray`: every rank under an actor of a Ray cluster, on whatever node Ray chooses.
+
+The cluster is joined, or started on this host and ended with the world. Between the owner and
+the actors stands the Ray driver, a child process (ray_driver.py says why).
+
+How deaths are seen: a rank's by the agent on its node, within a second; the driver's, and
+that of any process on this host, by its pidfd, at once; an actor's by Ray, within a second
+where its node lives on; a node's by the silence of its ranks (health.silence_ms fails what is
+open, health.give_up_ms ends the world), or by Ray where that is sooner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import socket
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from common.scratch import ScratchFolder
+from executor.child import WorkerChild
+from executor.config import EngineConfig
+from executor.limits import ExecutorLimits
+from executor.world.launch import LAUNCHER, Exit, Launcher
+from executor.world.orders import Orders, pack_orders
+from executor.world.ray_messages import (
+    DriverEvent,
+    DriverOrders,
+    Joined,
+    Placed,
+    RankEnded,
+    Refused,
+    pack_driver_orders,
+)
+from protos.errors import ConfigError, EngineDeadError
+
+logger = logging.getLogger(__name__)
+JOIN_S_MAX = 25.0
+"""For a cluster to answer, or to start."""
+PLACE_S_MAX = 20.0
+"""For the actors to find places and start their ranks."""
+ANSWER_S_MAX = 5.0
+"""From the driver's own bound to its word."""
+PACKET_BYTES_MAX = 1 << 16
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""For the driver and what it starts: Ray neither reports home nor warns of what we do not use."""
+
+
+class RayLauncher(Launcher):
+    name = "ray"
+    spans_hosts = True
+    sees_ranks = True
+    has_process = True
+
+    def __init__(self, config: EngineConfig, *, name: str, limits: ExecutorLimits) -> None:
+        self._address = config.executor.ray_address
+        self._num_gpus = 1 if config.device.startswith("cuda") else 0
+        self._name = name
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._child: WorkerChild | None = None
+        self._folder: ScratchFolder | None = None
+        self._socket: socket.socket | None = None
+        self._exits: list[Exit] = []
+        self._events: asyncio.Queue[DriverEvent] = asyncio.Queue()
+        self._on_exit: Callable[[], None] = lambda: None
+
+    async def launch(self, orders: Sequence[Orders], on_exit: Callable[[], None]) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError(
+                "executor.form ray needs Ray, which is not installed: it comes with the extra "
+                "[ray], as in pip install 'baton-serve[ray]'",
+                field="executor.form",
+                value="ray",
+                limit="an installed ray",
+            )
+        self._on_exit = on_exit
+        self._start_driver(orders)
+        where = f"the Ray cluster at {self._address}" if self._address else "a Ray cluster"
+        await self._expect(Joined, JOIN_S_MAX, f"{where} did not come up")
+        await self._expect(Placed, PLACE_S_MAX + ANSWER_S_MAX, f"{where} placed no actors")
+
+    def _start_driver(self, orders: Sequence[Orders]) -> None:
+        if not self._address:
+            self._folder = ScratchFolder("baton-ray-")
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket, self._take)
+        driver_orders = DriverOrders(
+            address=self._address,
+            folder="" if self._folder is None else str(self._folder.path),
+            num_gpus_per_rank=self._num_gpus,
+            place_s_max=PLACE_S_MAX,
+            events_fd=theirs.fileno(),
+            ranks=tuple(pack_orders(order) for order in orders),
+        )
+        with theirs:
+            self._child = WorkerChild(
+                pack_driver_orders(driver_orders),
+                name=self._name,
+                limits=self._limits,
+                on_exit=self._driver_ended,
+                module="executor.world.ray_driver",
+                kind="Ray driver",
+                environment=QUIET,
+                pass_fds=(theirs.fileno(),),
+            )
+
+    async def _expect(self, kind: type[DriverEvent], timeout_s: float, otherwise: str) -> None:
+        """Raises ConfigError with the driver's refusal, or where it says nothing in time."""
+        assert self._child is not None
+        getting = asyncio.ensure_future(self._events.get())
+        ended = asyncio.ensure_future(self._child.exited.wait())
+        try:
+            await asyncio.wait(
+                (getting, ended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            event = getting.result() if getting.done() else None
+        finally:
+            getting.cancel()
+            ended.cancel()
+        if isinstance(event, Refused):
+            raise ConfigError(event.words, field=event.field)
+        if isinstance(event, kind):
+            return
+        self.kill()
+        if ended.done() and not ended.cancelled():
+            lines = "\n  ".join(self._child.log_lines)
+            raise EngineDeadError(f"{self._child.describe_exit()}; its last log lines:\n  {lines}")
+        raise ConfigError(
+            f"{otherwise} within {timeout_s:g} s",
+            field="executor.ray_address",
+            value=self._address,
+            limit=timeout_s,
+        )
+
+    # --- what became of them ----------------------------------------------------
+
+    def exits(self) -> tuple[Exit, ...]:
+        self._read()
+        if self._child is not None and self._child.has_exited():
+            seen = {exit_.rank for exit_ in self._exits}
+            if LAUNCHER not in seen:
+                self._exits.append(Exit(LAUNCHER, self._child.describe_exit()))
+        return tuple(self._exits)
+
+    def _driver_ended(self) -> None:
+        self.exits()
+        self._on_exit()
+
+    def _take(self) -> None:
+        num_exits = len(self._exits)
+        self._read()
+        if len(self._exits) > num_exits:
+            self._on_exit()
+
+    def _read(self) -> None:
+        while self._socket is not None:
+            try:
+                packet = self._socket.recv(PACKET_BYTES_MAX)
+            except BlockingIOError:
+                return
+            if not packet:
+                self._close_socket()
+                return
+            event = msgspec.msgpack.decode(packet, type=DriverEvent)
+            if isinstance(event, RankEnded):
+                self._exits.append(Exit(event.rank, event.words))
+            else:
+                self._events.put_nowait(event)
+
+    def kill(self) -> None:
+        """The driver alone: what it has started does not outlive it."""
+        if self._child is not None:
+            self._child.kill()
+
+    @property
+    def log_lines(self) -> tuple[str, ...]:
+        return () if self._child is None else self._child.log_lines
+
+    def close(self) -> None:
+        self._close_socket()
+        if self._child is not None:
+            self._child.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None

@@ -1,0 +1,113 @@
+"""`mpirun -n 2 python -m executor.world.under_mpi baton context ...`: our entry in an outer job.
+
+Every process of the job is a rank and waits for its orders. Beside rank 0 the command runs, in
+a session of its own and outside of MPI: its executor finds the way to rank 0, which passes
+the orders on. The job ends with the command: with its status, or at once where a rank fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from executor.world.external import Greeting, receive_blob, send_blob
+from executor.world.mpi_start import (
+    broadcast,
+    forget_shared_memory,
+    load_mpi,
+    meet,
+    read_all,
+)
+from executor.world.orders import ProcessName
+from executor.world.outer import CONTROL_FD
+from executor.world.rank import end, run_rank
+
+USAGE = "usage: mpirun -n RANKS python -m executor.world.under_mpi COMMAND [ARGUMENT ...]"
+EXIT_USAGE = 2
+
+
+class Command:
+    """What rank 0 runs beside itself; a signal to the rank is passed on to it."""
+
+    def __init__(self, argv: Sequence[str], greeting: Greeting) -> None:
+        self.channel, theirs = socket.socketpair()
+        environment = {name: value for name, value in os.environ.items() if name != "PMI_FD"}
+        try:
+            self._process = subprocess.Popen(
+                list(argv),
+                env={**environment, CONTROL_FD: str(theirs.fileno())},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        send_blob(self.channel, msgspec.msgpack.encode(greeting))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._pass_on)
+
+    def orders(self) -> bytes:
+        """Empty where the command ends without a world."""
+        return receive_blob(self.channel) or b""
+
+    def wait(self) -> int:
+        status = self._process.wait()
+        return status if status >= 0 else 128 - status
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+
+def main(argv: Sequence[str]) -> int:
+    if not argv:
+        print(USAGE, file=sys.stderr)  # noqa: T201 - a command's own usage
+        return EXIT_USAGE
+    mpi = load_mpi()
+    job = mpi.COMM_WORLD
+    greeting = Greeting(
+        process=ProcessName.own(), num_ranks=job.size, spans_hosts=_spans_hosts(mpi)
+    )
+    meet(job)
+    forget_shared_memory()
+    if job.rank == 0:
+        return _lead(mpi, Command(argv, greeting))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    data = broadcast(job, None, root=0)
+    status = run_rank(read_all(data)[job.rank]) if data else 0
+    return _part(mpi, status)
+
+
+def _lead(mpi: Any, command: Command) -> int:
+    data = broadcast(mpi.COMM_WORLD, command.orders(), root=0)
+    status = run_rank(read_all(data)[0], keeps_signals=True) if data else 0
+    if status != 0:
+        return status  # MPI ends the others; the command lives on to tell
+    status = command.wait()
+    return _part(mpi, 0) or status
+
+
+def _part(mpi: Any, status: int) -> int:
+    """Leave together: who leaves MPI alone takes the others down."""
+    if status == 0:
+        meet(mpi.COMM_WORLD)
+        mpi.Finalize()
+    return status
+
+
+def _spans_hosts(mpi: Any) -> bool:
+    here = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
+    return bool(here.size != mpi.COMM_WORLD.size)
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    end(main(sys.argv[1:]))

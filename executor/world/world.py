@@ -1,0 +1,455 @@
+"""The world as its owner sees it: launched, assembled, loaded, serving, and one of two ends.
+
+`table.py` decides; this carries out: it owns the status socket, the launcher, the watches over
+ranks' processes, and the timer. Everything runs on the event loop that made it. After a death
+and after `stop`, `dead` holds the first cause. `stop` frees everything, abandons what does not
+end within its bound, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from typing import assert_never
+
+import msgspec
+
+from executor.config import EngineConfig
+from executor.engine.seam import EngineIdentity
+from executor.ipc import KEY_BYTES, PrivateDirectory
+from executor.lane import LaneSpec
+from executor.limits import ExecutorLimits
+from executor.world import table
+from executor.world.frames import SocketBounds, own_address
+from executor.world.launch import Launcher, create_launcher
+from executor.world.messages import (
+    BeatAck,
+    CloseLane,
+    DiedAck,
+    HelloAck,
+    LaneClosed,
+    LaneOpened,
+    Leave,
+    OpenLane,
+    RankBeat,
+    RankDied,
+    RankDone,
+    RankHello,
+    RankJoined,
+    RankReady,
+    ReadyAck,
+    StopRank,
+    ToOwner,
+    ToRank,
+)
+from executor.world.orders import Orders, ProcessName, RankBounds
+from executor.world.status import StatusServer
+from executor.world.table import Phase, WorldBounds, WorldTable
+from executor.world.watch import RankWatch
+from protos.errors import (
+    ConfigError,
+    EngineDeadError,
+    ErrorData,
+    ServerUnavailableError,
+    from_data,
+)
+
+logger = logging.getLogger(__name__)
+LINES_IN_MESSAGE_MAX = 8
+LANES_WAITING_MAX = 256
+
+
+class World:
+    """`lane`: the owner's own, opened before anything is loaded; a broker needs none."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        name: str,
+        limits: ExecutorLimits,
+        on_dead: Callable[[EngineDeadError], None],
+        launcher: Launcher | None = None,
+        lane: LaneSpec | None = None,
+        on_lane_closed: Callable[[int, str], None] = lambda _id, _why: None,
+    ) -> None:
+        self.name = name
+        self._config = config
+        self._limits = limits
+        self._on_dead = on_dead
+        self._on_lane_closed = on_lane_closed
+        self._lane = lane
+        self._loop = asyncio.get_running_loop()
+        self.num_ranks = config.executor.world.num_ranks
+        self._launcher = launcher or create_launcher(
+            config.executor.world, name=name, limits=limits
+        )
+        self._key = secrets.token_bytes(KEY_BYTES)
+        self._folder = None if self._launcher.spans_hosts else PrivateDirectory()
+        self._status = StatusServer(
+            self._endpoint("status"),
+            key=self._key,
+            num_ranks=self.num_ranks,
+            bounds=SocketBounds(limits.queue_messages_max, limits.message_bytes_max),
+            on_message=self._on_message,
+        )
+        self._table = WorldTable(
+            self.num_ranks,
+            _bounds(limits),
+            has_launcher=self._launcher.has_process,
+            sees_strangers=self._launcher.sees_ranks,
+            started_at_s=self._loop.time(),
+        )
+        self._hellos: dict[int, RankHello] = {}
+        self._watches: dict[int, RankWatch] = {}
+        self._num_joined = 1  # rank 0 has nobody to join
+        self._num_exits = 0
+        self._first_error: ErrorData | None = None
+        self._lanes: dict[int, asyncio.Future[LaneSpec]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticks_at_s = self._loop.time() + limits.heartbeat_s
+        self._is_launched = False
+        self._identity: EngineIdentity | None = None
+        self._assembled: asyncio.Future[None] = self._loop.create_future()
+        self._serving: asyncio.Future[EngineIdentity] = self._loop.create_future()
+        self._ended: asyncio.Future[tuple[str, ...]] = self._loop.create_future()
+        self._stop: asyncio.Task[tuple[str, ...]] | None = None
+        self.dead: asyncio.Future[EngineDeadError] = self._loop.create_future()
+
+    # --- start ----------------------------------------------------------------
+
+    async def start(self, progress: Callable[[str], None]) -> EngineIdentity:
+        """Raises ConfigError or EngineDeadError; `stop` is next then."""
+        started_at_s = self._loop.time()
+        await self._launcher.launch(self._orders(), self._look)
+        self._is_launched = True
+        self._look()
+        await self._or_death(self._assembled)
+        pids = " ".join(str(self._hellos[rank].process.pid) for rank in range(self.num_ranks))
+        progress(f"engine worker {pids} is up; loading {self._config.model or 'the model'}")
+        await self._or_death(self._serving)
+        took_s = self._loop.time() - started_at_s
+        logger.info("%s: engine worker %s is ready after %.1f s", self.name, pids, took_s)
+        progress(f"engine ready after {took_s:.1f} s")
+        return self._serving.result()
+
+    async def _or_death(
+        self, future: asyncio.Future[None] | asyncio.Future[EngineIdentity]
+    ) -> None:
+        await asyncio.wait((future, self.dead), return_when=asyncio.FIRST_COMPLETED)
+        if not future.done():
+            words = self._first_error
+            is_config = words is not None and words.kind == ConfigError.__name__
+            raise from_data(words) if words is not None and is_config else self.dead.result()
+
+    def _orders(self) -> list[Orders]:
+        limits = self._limits
+        bounds = RankBounds(
+            heartbeat_s=limits.heartbeat_s,
+            owner_silence_s_max=limits.health.give_up_s,
+            hello_s_max=limits.hello_s_max,
+            leave_s_max=limits.stop_live_s_max + limits.stop_dead_s_max,
+            queue_messages_max=limits.queue_messages_max,
+            message_bytes_max=limits.message_bytes_max,
+            tombstones_max=limits.tombstones_max,
+        )
+        first = Orders(
+            config=self._config,
+            name=self.name,
+            rank=0,
+            num_ranks=self.num_ranks,
+            key=self._key,
+            status_endpoint=self._status.endpoint,
+            status_curve_key=self._status.curve_key,
+            leader_endpoint=self._endpoint("leader") if self._folder is not None else "tcp",
+            lane=self._lane,
+            owner=ProcessName.own(),
+            bounds=bounds,
+            dies_with_parent_thread=threading.current_thread() is threading.main_thread(),
+        )
+        members = (
+            msgspec.structs.replace(first, rank=rank, lane=None)
+            for rank in range(1, self.num_ranks)
+        )
+        return [first, *members]
+
+    def _endpoint(self, name: str) -> str:
+        if self._folder is None:
+            return f"tcp://{own_address()}:*"
+        return self._folder.endpoint(name)
+
+    # --- what is known --------------------------------------------------------
+
+    @property
+    def launcher_name(self) -> str:
+        return self._launcher.name
+
+    @property
+    def identity(self) -> EngineIdentity:
+        return self._serving.result()
+
+    @property
+    def is_suspect(self) -> bool:
+        """A death was seen, and the cause is not declared yet."""
+        return self._table.phase is Phase.SUSPECT
+
+    @property
+    def trouble(self) -> str:
+        """Which rank is silent, in words; empty while all are heard."""
+        return self._table.trouble(self._loop.time())
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the ranks that live on this host, rank 0 first."""
+        gone = {exit_.rank for exit_ in self._launcher.exits()}
+        here = (
+            (rank, hello.process)
+            for rank, hello in sorted(self._hellos.items())
+            if hello.process.is_here() and rank not in gone
+        )
+        return tuple(
+            process.pid
+            for rank, process in here
+            if rank not in self._watches or not self._watches[rank].has_exited()
+        )
+
+    @property
+    def log_lines(self) -> tuple[str, ...]:
+        return self._launcher.log_lines
+
+    @property
+    def num_bad_frames(self) -> int:
+        return self._status.num_bad_frames
+
+    def has_exited(self) -> bool:
+        """Looks now, ahead of the event loop's turn."""
+        return bool(self._launcher.exits()) or any(
+            watch.has_exited() for watch in self._watches.values()
+        )
+
+    def check(self) -> None:
+        self._table.check()
+
+    # --- lanes ----------------------------------------------------------------
+
+    async def open_lane(self, spec: LaneSpec, timeout_s: float | None = None) -> LaneSpec:
+        """Rank 0's sockets for one more frontend; the spec with the endpoints that were taken.
+
+        Raises RequestError where it cannot be opened, ServerUnavailableError where rank 0 does
+        not answer, EngineDeadError after a death.
+        """
+        if self.dead.done():
+            raise self.dead.result()
+        frontend_id = spec.frontend_id
+        if frontend_id in self._lanes or len(self._lanes) >= LANES_WAITING_MAX:
+            raise ServerUnavailableError(f"lane {frontend_id} is being opened, or too many are")
+        future: asyncio.Future[LaneSpec] = self._loop.create_future()
+        self._lanes[frontend_id] = future
+        try:
+            self._status.send(0, OpenLane(spec))
+            await asyncio.wait(
+                (future, self.dead),
+                timeout=timeout_s or self._limits.call_s_max,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            del self._lanes[frontend_id]
+        if future.done():
+            return future.result()
+        if self.dead.done():
+            raise self.dead.result()
+        raise ServerUnavailableError(f"rank 0 did not open lane {frontend_id} in time")
+
+    def close_lane(self, frontend_id: int, why: str) -> None:
+        """Its requests are aborted. Unknown and closed ones are ignored."""
+        self._status.send(0, CloseLane(frontend_id, why))
+
+    def _on_lane_opened(self, message: LaneOpened) -> None:
+        future = self._lanes.get(message.frontend_id)
+        if future is None or future.done():
+            return
+        if message.spec is not None:
+            future.set_result(message.spec)
+        elif message.error is not None:
+            future.set_exception(from_data(message.error))
+
+    # --- death ----------------------------------------------------------------
+
+    def give_up(self, why: str) -> None:
+        """Kill a world that does not come back; it counts as dead even if it cannot end."""
+        self._feed(table.GiveUp(why))
+
+    def _declare(self, cause: str) -> None:
+        lines = self._launcher.log_lines[-LINES_IN_MESSAGE_MAX:]
+        told = "; its last log lines:\n  " + "\n  ".join(lines) if lines else ""
+        self._set_dead(f"the engine of {self.name} is dead: {cause}{told}", is_wanted=False)
+
+    def _set_dead(self, message: str, *, is_wanted: bool) -> None:
+        """The first cause wins and stays."""
+        if self.dead.done():
+            return
+        error = EngineDeadError(message)
+        if not is_wanted and self._stop is None:
+            logger.error("%s", message)
+        self.dead.set_result(error)
+        self._on_dead(error)
+
+    # --- end ------------------------------------------------------------------
+
+    async def stop(self, *, is_well: bool = True) -> tuple[str, ...]:
+        """End it within its bounds, free everything; what leaks, in words. Safe twice."""
+        if self._stop is None:
+            self._stop = self._loop.create_task(self._stop_all(is_well=is_well))
+        return await asyncio.shield(self._stop)
+
+    async def _stop_all(self, *, is_well: bool) -> tuple[str, ...]:
+        await asyncio.sleep(0)  # `_stop` is set: what ends from here on was wanted
+        self._feed(table.StopAsked(is_well=is_well and not self.trouble))
+        leaks = await self._ended if self._is_launched else ()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._status.close()
+        for watch in self._watches.values():
+            watch.close()
+        self._launcher.close()
+        if self._folder is not None:
+            self._folder.close()
+        self._set_dead(f"the engine of {self.name} is dead: {table.SHUT_DOWN}", is_wanted=True)
+        return leaks
+
+    # --- events ---------------------------------------------------------------
+
+    def _on_message(self, rank: int, message: ToOwner) -> None:
+        match message:
+            case RankHello():
+                self._on_hello(rank, message)
+            case RankJoined():
+                self._feed(table.Heard(rank))
+                self._num_joined += 1
+                self._forget_files()
+            case RankReady():
+                self._identity = message.identity or self._identity
+                self._feed(table.Readied(rank))
+            case RankBeat():
+                self._feed(table.Heard(rank))
+                self._status.send(rank, BeatAck())
+            case RankDied():
+                self._on_died(rank, message.error)
+            case RankDone():
+                self._feed(table.Done(rank))
+            case LaneOpened():
+                self._on_lane_opened(message)
+            case LaneClosed():
+                self._on_lane_closed(message.frontend_id, message.why)
+            case _:
+                assert_never(message)
+
+    def _on_hello(self, rank: int, hello: RankHello) -> None:
+        known = self._hellos.setdefault(rank, hello)
+        if known.process != hello.process:
+            logger.error("%s: process %d claims rank %d too", self.name, hello.process.pid, rank)
+            return
+        launcher = self._launcher
+        is_here = hello.process.is_here()
+        if is_here and not launcher.sees_ranks and rank not in self._watches:
+            self._watches[rank] = RankWatch(rank, hello.process, self._loop, self._look)
+        name = f"rank {rank} (process {hello.process.pid}"
+        name += ")" if is_here else f" on {hello.process.host.partition('/')[0]})"
+        is_seen = launcher.ranks_end and (is_here or launcher.sees_ranks)
+        self._feed(table.Helloed(rank, name, is_seen))
+
+    def _on_died(self, rank: int, error: ErrorData) -> None:
+        self._first_error = self._first_error or error
+        self._status.send(rank, DiedAck())
+        self._feed(table.Died(rank, f"{error.kind}: {error.message}"))
+
+    def _look(self) -> None:
+        """Whoever ended since the last look."""
+        exits = self._launcher.exits()
+        for exit_ in exits[self._num_exits :]:
+            self._feed(table.Gone(exit_.rank, exit_.words))
+        self._num_exits = len(exits)
+        for watch in self._watches.values():
+            if watch.is_news():
+                self._feed(table.Gone(watch.rank, watch.words))
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._ticks_at_s = self._loop.time() + self._limits.heartbeat_s
+        self._feed(table.Tick())
+
+    def _feed(self, event: table.Event) -> None:
+        for effect in self._table.handle(event, self._loop.time()):
+            self._carry_out(effect)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """A tick every period, and at the table's own deadline."""
+        due_s = min(self._ticks_at_s, self._table.deadline_s or self._ticks_at_s)
+        if self._timer is not None and self._timer.when() == due_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._table.phase not in (Phase.DEAD, Phase.ENDED):
+            self._timer = self._loop.call_at(due_s, self._tick)
+
+    # --- effects --------------------------------------------------------------
+
+    def _carry_out(self, effect: table.Effect) -> None:
+        match effect:
+            case table.Welcome():
+                leader = self._hellos[0]
+                ack = HelloAck(leader.leader_endpoint, leader.leader_curve_key)
+                self._status.send(effect.rank, ack)
+            case table.AckReady():
+                self._status.send(effect.rank, ReadyAck())
+            case table.Assembled():
+                self._forget_files()
+                self._assembled.set_result(None)
+            case table.Serve():
+                assert self._identity is not None
+                self._serving.set_result(self._identity)
+            case table.TellStop():
+                self._status.send(0, StopRank())
+            case table.TellLeave():
+                self._tell_all(Leave())
+            case table.KillAll():
+                self._kill()
+            case table.Declare():
+                self._declare(effect.cause)
+            case table.End():
+                self._ended.set_result(effect.leaks)
+            case _:
+                assert_never(effect)
+
+    def _tell_all(self, message: ToRank) -> None:
+        for rank in range(self.num_ranks):
+            self._status.send(rank, message)
+
+    def _kill(self) -> None:
+        for watch in self._watches.values():
+            watch.kill()
+        self._launcher.kill()
+
+    def _forget_files(self) -> None:
+        """Once all are connected: without socket files a SIGKILL of ours leaves nothing."""
+        are_all_here = len(self._hellos) == self.num_ranks == self._num_joined
+        if self._folder is not None and are_all_here:
+            self._folder.close()
+
+
+def _bounds(limits: ExecutorLimits) -> WorldBounds:
+    return WorldBounds(
+        hello_s_max=limits.hello_s_max,
+        load_s_max=limits.load_s_max,
+        last_words_s=limits.last_words_s,
+        silence_s=limits.health.silence_s,
+        give_up_s=limits.health.give_up_s,
+        period_s=limits.heartbeat_s,
+        stop_live_s_max=limits.stop_live_s_max,
+        stop_dead_s_max=limits.stop_dead_s_max,
+    )
