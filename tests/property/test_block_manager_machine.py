@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from executor.engine.control_seam import KvCleared, KvRemoved, KvStored
 from executor.engine.kv_cache import BlockManager
 
 NUM_BLOCKS = 10
@@ -29,6 +30,9 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.to_write: dict[str, list[tuple[int, bytes]]] = {}
         self.indexed: dict[bytes, int] = {}
         self.idle: list[int] = []
+        self.manager.log.listen(True)
+        self.told: set[bytes] = set()
+        """What a listener to the events believes to be stored."""
 
     def held(self) -> set[int]:
         return {block for blocks in self.holds.values() for block in blocks}
@@ -106,6 +110,20 @@ class BlockManagerMachine(RuleBasedStateMachine):
         assert self.manager.forget_cached() == len(self.idle)
         self.indexed = {h: block for h, block in self.indexed.items() if block not in self.idle}
         self.idle = []
+
+    @invariant()
+    def a_listener_knows_what_is_indexed(self) -> None:
+        for event in self.manager.log.take():
+            match event:
+                case KvStored():
+                    assert not self.told & set(event.block_hashes), "stored twice"
+                    self.told |= set(event.block_hashes)
+                case KvRemoved():
+                    assert set(event.block_hashes) <= self.told, "removed, never stored"
+                    self.told -= set(event.block_hashes)
+                case KvCleared():
+                    self.told = set()
+        assert self.told == set(self.indexed) == set(self.manager.snapshot().block_hashes)
 
     @invariant()
     def agrees(self) -> None:
