@@ -136,6 +136,11 @@ class GenerationExecutor(ABC):
         Raises RequestError where a rank refuses or fails; the engine goes on.
         """
 
+    @property
+    @abstractmethod
+    def is_asleep(self) -> bool:
+        """As of the last heartbeat, or of our own last call."""
+
     @abstractmethod
     def subscribe_stats(self) -> Subscription[IterationStats]:
         """One item a step from now on. Close it when nobody reads any more."""

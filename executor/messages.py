@@ -143,6 +143,7 @@ class Heartbeat(_Message, frozen=True):
 
     progress: int
     is_busy: bool
+    is_asleep: bool = False
 
 
 class Reply(_Message, frozen=True):

@@ -90,6 +90,7 @@ class Proxy(GenerationExecutor):
         self._watch = self._new_watch()
         self._trouble: ServerUnavailableError | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
+        self._is_asleep = False
         self._is_closing = False
         self._shutdown: asyncio.Task[None] | None = None
 
@@ -199,7 +200,13 @@ class Proxy(GenerationExecutor):
         assert isinstance(reply, CallReply)
         if reply.error is not None:
             raise from_data(reply.error)
+        if method in ("sleep", "wake_up"):
+            self._is_asleep = method == "sleep"  # ahead of the heartbeat that tells others
         return tuple(msgspec.msgpack.decode(value) for value in reply.values)
+
+    @property
+    def is_asleep(self) -> bool:
+        return self._is_asleep
 
     def subscribe_stats(self) -> Subscription[IterationStats]:
         self._refuse_if_over()
@@ -303,6 +310,7 @@ class Proxy(GenerationExecutor):
             case Heartbeat():
                 now_s = self._loop.time()
                 self._watch.on_heartbeat(now_s, message.progress, message.is_busy)
+                self._is_asleep = message.is_asleep
             case Reply() | LoadReply() | AuditReply() | CallReply() | KvSnapshotReply():
                 self._calls.on_reply(message)
             case Observed():

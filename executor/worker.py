@@ -132,7 +132,8 @@ class Worker:
 
     def heartbeat(self) -> Heartbeat:
         """`progress` takes in what the engine does within a step: a large model's step is long."""
-        return Heartbeat(self._progress + self._engine.progress, self._is_busy)
+        progress = self._progress + self._engine.progress
+        return Heartbeat(progress, self._is_busy, self._engine.control.is_asleep)
 
     def run(self) -> None:
         """Until the owner's `Stop`. Raises what the engine raised: it is dead then."""

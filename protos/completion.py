@@ -24,7 +24,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     generation: StageTimes | None = None
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A whole answer.
 
     `prompt_token_ids` are known where the prompt was tokenised on this side.

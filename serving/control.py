@@ -33,6 +33,9 @@ class ControlServicer(EngineControlCalls, control_pb2_grpc.ControlServicer):
     def executor(self) -> GenerationExecutor:
         return self._state.running().executor
 
+    def follow_engine(self) -> None:
+        self._state.follow_engine()
+
     async def GetServerInfo(self, _request: Any, context: Any) -> pb.ServerInfo:  # noqa: N802
         async def answer() -> pb.ServerInfo:
             return server_info_to_proto(self._state.info())

@@ -36,6 +36,9 @@ class Answering(Protocol):
     def executor(self) -> GenerationExecutor:
         """Raises ServerUnavailableError where none is up."""
 
+    def follow_engine(self) -> None:
+        """What the server says of itself is to be true once the call is answered."""
+
     async def answer(self, context: Context, answer: Callable[[], Awaitable[Answer]]) -> Answer: ...
 
     def streaming(self, context: Context) -> AbstractAsyncContextManager[None]:
@@ -48,6 +51,7 @@ class EngineControlCalls:
     async def Sleep(self: Answering, _request: Any, context: Context) -> pb.SleepResponse:  # noqa: N802
         async def answer() -> pb.SleepResponse:
             await self.executor().sleep()
+            self.follow_engine()
             return pb.SleepResponse()
 
         return await self.answer(context, answer)
@@ -55,6 +59,7 @@ class EngineControlCalls:
     async def WakeUp(self: Answering, _request: Any, context: Context) -> pb.WakeUpResponse:  # noqa: N802
         async def answer() -> pb.WakeUpResponse:
             await self.executor().wake_up()
+            self.follow_engine()
             return pb.WakeUpResponse()
 
         return await self.answer(context, answer)

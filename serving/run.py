@@ -165,7 +165,7 @@ class ServerProcess:
     async def _serve_until_end(self, executor: GenerationExecutor, stopping: asyncio.Event) -> int:
         death = asyncio.create_task(executor.wait_dead())
         stop = asyncio.create_task(stopping.wait())
-        watch = asyncio.create_task(self._watch_health(executor))
+        watch = asyncio.create_task(self._watch_health())
         try:
             await asyncio.wait((death, stop, watch), return_when=asyncio.FIRST_COMPLETED)
             if watch.done():
@@ -209,27 +209,24 @@ class ServerProcess:
         if self.state.phase == "starting":
             self.state.detail = what
 
-    async def _watch_health(self, executor: GenerationExecutor) -> None:
+    async def _watch_health(self) -> None:
         """State and readiness follow the engine's progress, both ways.
 
         The executor fails every open result when the trouble begins, and refuses new ones.
         """
+        told = self.state.phase
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
-            was_good = self.state.phase == "ready"
-            try:
-                executor.check_health()
-            except BatonError as error:
-                why = error.message.partition("\n")[0]
-                self.state.move("stalled", why)
-                if was_good:
-                    self._log.warning("stalled", why=why)
-                    await self._health.set_ready(False)
+            self.state.follow_engine()
+            phase = self.state.phase
+            if phase == told:
+                continue
+            if phase == "ready":
+                self._log.warning("recovered", was=told)
             else:
-                if not was_good:
-                    self.state.move("ready", "")
-                    self._log.warning("recovered")
-                    await self._health.set_ready(True)
+                self._log.warning(phase, why=self.state.detail)
+            await self._health.set_ready(phase == "ready")
+            told = phase
 
     async def _on_stop(self, executor: GenerationExecutor) -> int:
         self._log.info("stopping", open_requests=len(self._live))

@@ -1,7 +1,7 @@
 """What the parts of one server share: who it is and how far it has come.
 
-    starting -> ready <-> stalled
-    starting, ready, stalled -> draining
+    starting -> ready <-> stalled, asleep
+    starting, ready, stalled, asleep -> draining
     any -> dead
 
 Requests are taken in `ready` only; every other state has its refusal.
@@ -17,14 +17,15 @@ from typing import Literal
 from common.security import ClusterSecret
 from common.text.tokenizer import Tokenizer
 from executor.executor import GenerationExecutor
-from protos.errors import EngineDeadError, ServerUnavailableError
+from protos.errors import BatonError, EngineDeadError, ServerUnavailableError
 from protos.messages import ServerInfo
 
-Phase = Literal["starting", "ready", "stalled", "draining", "dead"]
+Phase = Literal["starting", "ready", "stalled", "asleep", "draining", "dead"]
 _NEXT: dict[Phase, tuple[Phase, ...]] = {
     "starting": ("ready", "draining", "dead"),
-    "ready": ("stalled", "draining", "dead"),
-    "stalled": ("ready", "stalled", "draining", "dead"),
+    "ready": ("ready", "stalled", "asleep", "draining", "dead"),
+    "stalled": ("ready", "stalled", "asleep", "draining", "dead"),
+    "asleep": ("ready", "stalled", "asleep", "draining", "dead"),
     "draining": ("dead",),
     "dead": (),
 }
@@ -59,6 +60,21 @@ class ServerState:
         assert phase in _NEXT[self.phase], f"a server does not go from {self.phase} to {phase}"
         self.phase = phase
         self.detail = detail
+
+    def follow_engine(self) -> None:
+        """Between ready, stalled and asleep, as the engine is now."""
+        if self._serving is None or self.phase not in ("ready", "stalled", "asleep"):
+            return
+        executor = self._serving.executor
+        try:
+            executor.check_health()
+        except BatonError as error:
+            self.move("stalled", error.message.partition("\n")[0])
+        else:
+            if executor.is_asleep:
+                self.move("asleep", "its weights and its KV pool are released until WakeUp")
+            else:
+                self.move("ready", "")
 
     def serving(self) -> Serving:
         """What new requests are served with. Raises ServerUnavailableError unless ready."""

@@ -52,8 +52,10 @@ async def test_sleep_refuses_wakes_and_needs_the_key(server: RunningServer) -> N
     await server.control.Sleep(pb.SleepRequest(), metadata=server.metadata)
     with pytest.raises(grpc.aio.AioRpcError) as asleep:
         await generate(server)
-    assert asleep.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert asleep.value.code() is grpc.StatusCode.UNAVAILABLE  # a router goes elsewhere
     assert "asleep" in str(error_from_rpc(asleep.value))
+    info = await server.control.GetServerInfo(pb.GetServerInfoRequest(), metadata=server.metadata)
+    assert info.state == "asleep"
     await server.control.WakeUp(pb.WakeUpRequest(), metadata=server.metadata)
     assert await generate(server) == before
 

@@ -158,6 +158,10 @@ class DoubleExecutor(GenerationExecutor):
     async def collective_rpc(self, method: str, **arguments: Any) -> tuple[Any, ...]:
         raise NotImplementedError
 
+    @property
+    def is_asleep(self) -> bool:
+        return False
+
     def subscribe_stats(self) -> Subscription[IterationStats]:
         raise NotImplementedError
 
