@@ -107,7 +107,7 @@ def control_methods(control: EngineControl, facts: RankFacts) -> dict[str, Metho
         Method("stop_profile", lambda: _written(control.stop_profile()), is_coordinated=True),
         Method("load_lora", control.load_lora, is_coordinated=True, parameters=name | path),
         Method("unload_lora", control.unload_lora, is_coordinated=True, parameters=name),
-        Method("list_loras", lambda: msgspec.to_builtins(control.list_loras())),
+        Method("list_loras", lambda: [msgspec.to_builtins(lora) for lora in control.list_loras()]),
         Method("describe", lambda: describe(facts, is_asleep=control.is_asleep)),
         Method("reset_counters", control.reset_counters),
     )
