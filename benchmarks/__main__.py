@@ -11,11 +11,10 @@ import importlib
 import json
 import os
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
-import torch
-
-AREAS = {"smoke": "benchmarks.smoke"}
+AREAS = {"executor": "benchmarks.executor", "smoke": "benchmarks.smoke"}
 
 Area = Callable[[bool], dict[str, float]]
 
@@ -26,7 +25,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, under a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the metrics there")
     arguments = parser.parse_args()
-    print(f"area {arguments.area}: {os.cpu_count()} cores, torch {torch.__version__}")
+    print(f"area {arguments.area}: {os.cpu_count()} cores, torch {version('torch')}")
     run: Area = importlib.import_module(AREAS[arguments.area]).run
     metrics = run(arguments.quick)
     width = max(map(len, metrics))
