@@ -25,7 +25,7 @@ from executor.engine.scripted_model import (
     invalid,
     scripted_identity,
     scripted_token,
-    stamped,
+    stamp,
 )
 from executor.engine.scripted_pool import Lease, ScriptedPool
 from executor.engine.scripted_sequence import (
@@ -175,7 +175,7 @@ class ScriptedEngine:
             self._sleep(self._script.step_ms / 1000)
         outputs = [self._advance(sequence) for sequence in list(self._running.values())]
         if self._script.stamps_tokens:
-            return stamped(outputs, self._clock(), self._script.vocab_size)
+            stamp(outputs, self._clock(), self._script.vocab_size)
         return outputs
 
     def load(self) -> Load:

@@ -36,13 +36,12 @@ def scripted_completion(
     return tuple(scripted_token(digest, seed, i, script.vocab_size) for i in range(num_tokens))
 
 
-def stamped(outputs: list[EngineOutput], now_s: float, vocab_size: int) -> list[EngineOutput]:
-    """The outputs with the time in place of their tokens."""
-    stamp = int(now_s * 1e6) % vocab_size
-    return [
-        msgspec.structs.replace(output, token_ids=(stamp,) * len(output.token_ids))
-        for output in outputs
-    ]
+def stamp(outputs: list[EngineOutput], now_s: float, vocab_size: int) -> None:
+    """Put the time in place of their tokens; they are this step's own until it returns."""
+    token_ids = (int(now_s * 1e6) % vocab_size,)
+    for output in outputs:
+        if output.token_ids:
+            msgspec.structs.force_setattr(output, "token_ids", token_ids)
 
 
 def scripted_identity(config: EngineConfig) -> EngineIdentity:
