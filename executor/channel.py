@@ -73,6 +73,7 @@ class ProxyChannel:
         *,
         on_messages: Callable[[list[ToProxy]], None],
         on_crash: Callable[[Exception], None],
+        num_buckets: int = 0,
     ) -> ProxyChannel:
         """The owner's own lane, on this host."""
         directory = PrivateDirectory()
@@ -81,12 +82,17 @@ class ProxyChannel:
             key=secrets.token_bytes(KEY_BYTES),
             requests_endpoint=directory.endpoint("requests"),
             results_endpoint=directory.endpoint("results"),
+            num_buckets=num_buckets,
         )
         return cls(spec, limits, on_messages=on_messages, on_crash=on_crash, directory=directory)
 
     @property
     def num_wakes(self) -> int:
         return self._dispatcher.num_wakes
+
+    def hold(self, is_held: bool) -> None:
+        """Read no results for a while: the worker feels it by its socket's bound."""
+        self._dispatcher.hold(is_held)
 
     def forget_files(self) -> bool:
         """Once both sockets are connected: without their files nobody else can come, and a

@@ -102,6 +102,9 @@ class ExecutorConfig(ConfigStruct, frozen=True, kw_only=True):
             raise refusal(f"{at}rpc_address", "empty", "HOST:PORT of a `baton worker`")
         if self.form not in ("rpc", "auto") and self.rpc_address:
             raise refusal(f"{at}rpc_address", self.rpc_address, f"empty with form {self.form}")
+        if self.form == "single" and self.postprocess_workers:
+            limit = "0 in the single-process form"
+            raise refusal(f"{at}postprocess_workers", self.postprocess_workers, limit)
         if self.form == "single" and self.world.num_ranks > 1:
             limit = "1 in the single-process form"
             raise refusal(f"{at}world.num_ranks", self.world.num_ranks, limit)

@@ -37,12 +37,24 @@ class Dispatcher(Generic[T]):
         self._on_messages = on_messages
         self._on_crash = on_crash
         self._fd = -1
+        self._is_held = False
         self.num_wakes = 0
 
     def start(self) -> None:
         self._fd = int(self._receiver.socket.FD)
         self._loop.add_reader(self._fd, self._take)
         self._loop.call_soon(self._take)  # the descriptor tells of what is new, not of what is
+
+    def hold(self, is_held: bool) -> None:
+        """Read nothing for a while; what comes stays in the socket."""
+        if self._fd < 0 or is_held == self._is_held:
+            return
+        self._is_held = is_held
+        if is_held:
+            self._loop.remove_reader(self._fd)
+        else:
+            self._loop.add_reader(self._fd, self._take)
+            self._loop.call_soon(self._take)
 
     def stop(self) -> None:
         """Nothing is delivered after it. Safe twice."""
@@ -52,7 +64,7 @@ class Dispatcher(Generic[T]):
         self._receiver.socket.close(linger=0)
 
     def _take(self) -> None:
-        if self._fd < 0:
+        if self._fd < 0 or self._is_held:
             return
         self.num_wakes += 1
         try:

@@ -32,6 +32,8 @@ from protos.messages import DisaggRequestId, LedgerAudit, Load
 
 if TYPE_CHECKING:
     from common.text.tokenizer import Tokenizer
+    from executor.attach.point import AttachPoint
+    from executor.post.spec import TokenizerSpec
 
 __all__ = ["ExecutorRequest", "GenerationExecutor", "GenerationResult", "ResultChunk"]
 logger = logging.getLogger(__name__)
@@ -57,23 +59,31 @@ class GenerationExecutor(ABC):
         tokenizer: Tokenizer | None = None,
         progress: Callable[[str], None] | None = None,
         limits: ExecutorLimits | None = None,
+        tokenizer_spec: TokenizerSpec | None = None,
+        point: AttachPoint | None = None,
     ) -> GenerationExecutor:
         """Start the engine and wait until it is ready.
 
-        `progress` hears about the stages in words. Raises ConfigError for a
-        configuration or model that cannot work, EngineDeadError with the
+        `progress` hears about the stages in words. `tokenizer_spec` names, for postprocess
+        workers, what `tokenizer` is where it is not the model's own; `point` is where a world of
+        another process is attached to. Raises ConfigError for a configuration or model that cannot work, EngineDeadError with the
         worker's real error for anything else. Nothing is left behind then.
         """
         from executor.forms import choose_form
+        from executor.post.start import post_maker
         from executor.proxy import Proxy
 
         bounds = limits or ExecutorLimits.of(config)
-        choice = choose_form(config)
+        choice = choose_form(config, point)
         logger.info("executor of %s: %s, because %s", name, choice.what, choice.why)
+        make_link = await choice.link_maker(
+            config, name=name, limits=bounds, progress=progress or _ignore
+        )
         proxy = Proxy(
-            lambda user: choice.make_link(config, name=name, limits=bounds, user=user),
+            make_link,
             tokenizer=tokenizer,
             limits=bounds,
+            make_post=post_maker(config, name, bounds, tokenizer, tokenizer_spec),
         )
         await proxy.start(progress or _ignore)
         return proxy

@@ -105,6 +105,11 @@ class Link(ABC):
     def counters(self) -> dict[str, int]:
         return {}
 
+    def hold(self, is_held: bool) -> bool:
+        """Read no results for a while: a postprocess worker is behind. False where this form
+        cannot; what it never stopped goes on."""
+        return not is_held
+
     must_beat: bool = False
     """Whether the worker closes our lane where it hears nothing from us."""
 

@@ -39,7 +39,10 @@ class OwnedLink(Link):
         super().__init__(name, limits, user)
         self._config = config
         self.channel = ProxyChannel.local(
-            limits, on_messages=self._on_messages, on_crash=self._on_crash
+            limits,
+            on_messages=self._on_messages,
+            on_crash=self._on_crash,
+            num_buckets=config.executor.postprocess_workers,
         )
         self.requests = self.channel.requests
         self._child: WorkerChild | None = None
@@ -101,6 +104,10 @@ class OwnedLink(Link):
 
     def counters(self) -> dict[str, int]:
         return {"bad_frames": self.channel.opener.num_bad, "wakes": self.channel.num_wakes}
+
+    def hold(self, is_held: bool) -> bool:
+        self.channel.hold(is_held)
+        return True
 
     def has_exited(self) -> bool:
         return self._child is not None and self._child.has_exited()

@@ -61,6 +61,7 @@ from protos.messages import DisaggRequestId, LedgerAudit, Load
 
 if TYPE_CHECKING:
     from common.text.tokenizer import Tokenizer
+    from executor.post.start import MakePost
 
 logger = logging.getLogger(__name__)
 
@@ -74,16 +75,19 @@ class Proxy(GenerationExecutor):
         *,
         tokenizer: Tokenizer | None,
         limits: ExecutorLimits,
+        make_post: MakePost | None = None,
     ) -> None:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._link = make_link(self)
+        self._post = None if make_post is None else make_post(on_pressure=self._link.hold)
         self._requests = LiveRequests(
             self._link.requests,
             tokenizer,
             frontend_id=self._link.frontend_id,
             tombstones_max=limits.tombstones_max,
             grace_s=limits.deadline_grace_s,
+            post=self._post,
         )
         self._calls = ControlCalls(self._link.requests, limits.call_s_max)
         self._subscriptions = Subscriptions(self._link.requests.put)
@@ -97,6 +101,9 @@ class Proxy(GenerationExecutor):
     async def start(self, progress: Callable[[str], None]) -> None:
         """Raises ConfigError or EngineDeadError; everything is freed then."""
         try:
+            if self._post is not None:
+                await self._post.start(self._requests)
+                progress(f"{self._post.num_buckets} postprocess workers are up")
             await self._link.start(progress)
         except BaseException:
             await self.shutdown()
@@ -121,6 +128,11 @@ class Proxy(GenerationExecutor):
     @property
     def worker_pids(self) -> tuple[int, ...]:
         return self._link.pids
+
+    @property
+    def post_pids(self) -> tuple[int, ...]:
+        """The postprocess workers of this frontend."""
+        return () if self._post is None else self._post.pids
 
     @property
     def log_lines(self) -> tuple[str, ...]:
@@ -176,6 +188,8 @@ class Proxy(GenerationExecutor):
         reply = await self._calls.call(AuditQuery)
         assert isinstance(reply, AuditReply)
         self._requests.check()
+        if self._post is not None:
+            self._post.check()
         engine = reply.audit
         return LedgerAudit(
             entries_by_state=self._requests.ledger.entries_by_state(),
@@ -185,6 +199,7 @@ class Proxy(GenerationExecutor):
             counters={
                 **_prefixed("proxy", self._counters()),
                 **_prefixed("worker", reply.worker),
+                **_prefixed("post", {} if self._post is None else self._post.counters()),
                 **_prefixed("engine", {**engine.sequences_by_state, **engine.counters}),
             },
         )
@@ -307,6 +322,8 @@ class Proxy(GenerationExecutor):
                     self._requests.on_accepted(client_id)
                 for output in message.outputs:
                     self._requests.on_output(output)
+                if message.buckets and self._post is not None:
+                    self._post.forward(message.buckets)
             case Heartbeat():
                 now_s = self._loop.time()
                 self._watch.on_heartbeat(now_s, message.progress, message.is_busy)
@@ -365,6 +382,8 @@ class Proxy(GenerationExecutor):
             self._tick_timer.cancel()
         for leak in leaks:
             logger.error("%s: left behind: %s", self._link.name, leak)
+        if self._post is not None:
+            await self._post.stop()
 
 
 def _packed(method: str, arguments: dict[str, Any]) -> bytes:

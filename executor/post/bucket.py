@@ -43,7 +43,7 @@ class BucketOwner(Protocol):
     def on_answer(self, answer: Answer) -> None: ...
 
     def on_lost(self, bucket: PostBucket, cause: str, payloads: list[bytes]) -> None:
-        """Its worker died: all that was open is lost, and `payloads` were never answered."""
+        """All that was open is lost, mostly by a death; `payloads` were never answered."""
 
 
 class PostBucket:
@@ -86,11 +86,12 @@ class PostBucket:
         self._send()
 
     def put(self, payload: bytes) -> None:
-        """A starting worker's requests wait; but where too much waits, it has had its chance."""
+        """A starting worker's requests wait; where too much would wait, they fail."""
         self.window.put(payload)
         self._send()
         if self.window.is_full and self.life.state is BucketState.STARTING:
-            self.give_up("too much waits for it while it starts")
+            cause = "the postprocess worker is still starting, and too much waits for it"
+            self._owner.on_lost(self, cause, self._new_window())
 
     def counters(self) -> dict[str, int]:
         worker_bad_frames = 0 if self._worker is None else self._worker.num_bad_frames
@@ -199,11 +200,9 @@ class PostBucket:
             )
 
     def _let_go(self) -> list[bytes]:
-        """What was never answered. A new window awaits the next worker."""
+        """What was never answered."""
         self._cancel_start_timer()
-        payloads = self.window.retire()
-        self._num_strange += self.window.num_strange
-        self.window = BucketWindow(self._settings.limits.post)
+        payloads = self._new_window()
         self._past = Counts(
             late=self._past.late + self._counts.late,
             malformed=self._past.malformed + self._counts.malformed,
@@ -218,6 +217,13 @@ class PostBucket:
                 worker.close()
             else:
                 self._leaving.append(worker)
+        return payloads
+
+    def _new_window(self) -> list[bytes]:
+        """For the next worker, or one that has not begun. What the old one still held."""
+        payloads = self.window.retire()
+        self._num_strange += self.window.num_strange
+        self.window = BucketWindow(self._settings.limits.post)
         return payloads
 
     def _cancel_start_timer(self) -> None:

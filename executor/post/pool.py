@@ -67,10 +67,11 @@ class PostPool:
         *,
         name: str,
         limits: ExecutorLimits,
-        on_pressure: Callable[[bool], None],
+        on_pressure: Callable[[bool], bool],
     ) -> None:
-        """`on_pressure` hears True while a worker is so far behind that no more outputs
-        should be read from the engine, and False when that is over."""
+        """`on_pressure` hears True when a worker is so far behind that no more outputs should
+        be read from the engine, and False when that is over. Where it returns False the
+        first time, nobody can wait for that worker, and it is given up."""
         self.num_buckets = num_workers
         self._name = name
         self._on_pressure = on_pressure
@@ -186,7 +187,14 @@ class PostPool:
         is_under_pressure = any(bucket.window.is_full for bucket in self._buckets)
         if is_under_pressure != self._is_under_pressure:
             self._is_under_pressure = is_under_pressure
-            self._on_pressure(is_under_pressure)
+            can_wait = self._on_pressure(is_under_pressure)
+            if is_under_pressure and not can_wait:
+                self._give_up_full()
+
+    def _give_up_full(self) -> None:
+        for bucket in self._buckets:
+            if bucket.window.is_full:
+                bucket.give_up("too much waits for it")
 
     def _look(self) -> None:
         now_s = self._loop.time()

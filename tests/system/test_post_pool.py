@@ -44,7 +44,7 @@ class Client:
         self.unposted: list[EngineOutput] = []
         self.failed: list[tuple[int, BatonError]] = []
         self.pressure: list[bool] = []
-        self.counts: dict[int, int] = {}
+        self.can_wait = True
 
     def on_answer(self, answer: Answer) -> None:
         self.chunks += answer.chunks
@@ -54,6 +54,10 @@ class Client:
 
     def fail_bucket(self, bucket: int, error: BatonError) -> None:
         self.failed.append((bucket, error))
+
+    def on_pressure(self, is_behind: bool) -> bool:
+        self.pressure.append(is_behind)
+        return self.can_wait
 
     def texts(self) -> dict[int, str]:
         texts: dict[int, str] = {}
@@ -71,7 +75,7 @@ async def pool_of(
         tokenizer,
         name="test",
         limits=ExecutorLimits(post=PostLimits(**limits)),
-        on_pressure=client.pressure.append,
+        on_pressure=client.on_pressure,
     )
     try:
         await pool.start(client)
@@ -219,6 +223,36 @@ async def test_a_worker_far_behind_holds_the_reading_and_lets_go_again() -> None
         await until(lambda: len(client.chunks) == index)
         assert client.pressure == [True, False]
         assert pool.counters()["deaths"] == 0
+
+
+async def test_a_worker_for_which_nobody_can_wait_is_given_up() -> None:
+    client = Client()
+    client.can_wait = False
+    async with pool_of(1, client, backlog_bytes_max=2000) as pool:
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        open_one(pool, 1)
+        for index in range(1000):
+            if not client.failed:
+                step(pool, 1, index=index)
+        assert [bucket for bucket, _ in client.failed] == [0]
+        assert client.pressure == [True, False]
+        pool.check()
+
+
+async def test_what_waits_for_a_starting_worker_is_bounded() -> None:
+    """Guards: a backlog without end, and a start that is given up because it is waited for."""
+    client = Client()
+    async with pool_of(1, client, backlog_bytes_max=2000) as pool:
+        os.kill(pool.pids[0], signal.SIGKILL)
+        await until(lambda: len(client.failed) == 1)
+        index = 0
+        while len(client.failed) == 1:
+            step(pool, 1, index=index)
+            index += 1
+        assert "too much waits" in client.failed[1][1].message
+        assert len(client.unposted) == index
+        await until(lambda: pool.states == ("serving",))
+        assert pool.counters()["deaths"] == 1
 
 
 async def test_frames_that_are_not_ours_are_counted_and_dropped_at_both_ends() -> None:
