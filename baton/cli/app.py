@@ -7,6 +7,7 @@ import click
 import baton
 from baton.cli.ask import chat, generate
 from baton.cli.doctor import doctor
+from baton.cli.engine import engine
 from baton.cli.group import BatonGroup
 from baton.cli.model import model
 from baton.cli.secret import secret
@@ -45,6 +46,7 @@ for command in (
     generate,
     chat,
     status,
+    engine,
     doctor,
     model,
     secret,

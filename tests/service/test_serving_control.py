@@ -18,6 +18,7 @@ from protos import inference_pb2 as ipb
 from protos.status import error_from_rpc
 from protos.tokens import pack_token_ids
 from serving.run import ServerProcess
+from tests.support.cli_up import baton
 from tests.support.serving_double import RunningServer, running_server
 
 ENGINE = EngineConfig(engine="scripted", scripted=ScriptedConfig(step_ms=2))
@@ -126,3 +127,31 @@ async def eventually_constant(server: RunningServer) -> tuple[int, int]:
             return before
         await asyncio.sleep(0.1)
     raise AssertionError("the engine still builds what nobody reads")
+
+
+async def test_the_operators_commands_reach_the_engine(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    at = ("--server", server.process.state.address, "--secret-file", str(tmp_path / "secret"))
+    trace = tmp_path / "cli.json"
+    said = [
+        (await asyncio.to_thread(baton, "engine", *words, *at)).stdout
+        for words in (
+            ("load-lora", "a", "/x"),
+            ("loras",),
+            ("unload-lora", "a"),
+            ("profile", str(trace), "--seconds", "0"),
+            ("sleep",),
+            ("wake-up",),
+        )
+    ]
+    assert said[:3] == ["loaded a\n", "a\t/x\n", "unloaded a\n"]
+    assert said[3].startswith(f"{trace}: ")
+    assert said[3].endswith(f" steps, {trace.stat().st_size} bytes\n")
+    assert said[4:] == ["asleep\n", "awake\n"]
+    refused = await asyncio.to_thread(baton, "engine", "unload-lora", "a", *at)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("baton: no LoRA adapter 'a' is loaded")
+    nameless = await asyncio.to_thread(baton, "engine", "sleep")
+    assert nameless.returncode == 2
+    assert "--server" in nameless.stderr
