@@ -25,7 +25,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A whole answer.
+    """A whole answer. Written as JSON, fields after `seed` that say nothing are left out.
 
     `prompt_token_ids` are known where the prompt was tokenised on this side.
     `stop_string` or `stop_token_id` is what ended it, if one did. Logits are
