@@ -36,19 +36,20 @@ class _Rows:
 class TorchRunner:
     """Owns the model and the pool. One thread, no state between steps but the pool.
 
-    `load` makes the model again from its files, counting in `progress`.
+    `load` makes the model again from its files, counting in `progress`; without a
+    model the runner begins asleep.
     """
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: LlamaModel | None,
         pool: KvPool,
         *,
         load: Callable[[], LlamaModel],
         progress: Progress,
         pins_pool: str = "",
     ) -> None:
-        self._model: LlamaModel | None = model
+        self._model = model
         self.pool = pool
         self._load = load
         self._progress = progress

@@ -15,6 +15,7 @@ import pytest
 from common.hashing import block_hashes, root_hash
 from executor.engine.control import Deferred, call_method
 from executor.engine.control_seam import KvCleared, KvEvent, KvRemoved, KvStored, TraceExport
+from executor.engine.local import LocalExtras
 from protos.errors import (
     BatonError,
     DuplicateRequestError,
@@ -354,6 +355,7 @@ def test_logits_come_from_a_model_alone(bench: Bench) -> None:
     for arguments, field in (
         ({"context_logits": True}, "return_context_logits"),
         ({"generation_logits": True}, "return_generation_logits"),
+        ({"local": LocalExtras(logits_processor=lambda _ids, v: v)}, "logits_processor"),
     ):
         error = refused(UnsupportedError, lambda a=arguments: bench.submit(1, **a))  # type: ignore[misc]
         assert error.field == field

@@ -21,7 +21,7 @@ from kv_transfer.events import (
     TransferEnded,
     TransferStarted,
 )
-from protos.errors import KvTransferError, OverloadedError
+from protos.errors import KvTransferError, NotNowError, OverloadedError
 from protos.messages import DisaggRequestId, FinishReason, KvStats, RequestType
 from tests.support.engine_doubles import HandEngine, completion
 from tests.support.engine_requests import request_for
@@ -47,6 +47,7 @@ class EngineMachine(RuleBasedStateMachine):
         request_type=st.sampled_from(RequestType),
         deadline_s=st.sampled_from([5.0, 100.0]),
         num_first=st.integers(1, 2),
+        num_existing=st.integers(0, 5),
     )
     def submit(
         self,
@@ -56,8 +57,12 @@ class EngineMachine(RuleBasedStateMachine):
         request_type: RequestType,
         deadline_s: float,
         num_first: int,
+        num_existing: int,
     ) -> None:
+        """`num_existing` tokens of a plain request's answer come along with it."""
         prompt = [head] * length
+        is_plain = request_type is RequestType.CONTEXT_AND_GENERATION
+        num_existing = min(num_existing, max_tokens - 1) if is_plain else 0
         request_id = next(self.numbers)
         request = request_for(
             request_id,
@@ -66,15 +71,19 @@ class EngineMachine(RuleBasedStateMachine):
             max_tokens=max_tokens,
             deadline_s=deadline_s,
             num_first=num_first,
+            num_existing=num_existing,
         )
         try:
             self.core.submit(request)
+        except NotNowError:
+            assert self.core.control.is_asleep
+            return
         except OverloadedError:
             waiting = self.core.load().num_queued
             assert waiting == self.engine.limits.max_queued
             return
         is_context = request_type is RequestType.CONTEXT_ONLY
-        start = num_first if request_type is RequestType.GENERATION_ONLY else 0
+        start = num_first if request_type is RequestType.GENERATION_ONLY else num_existing
         wanted = completion(prompt, 1 if is_context else max_tokens)
         self.expected[request_id] = (start, wanted)
         self.streamed[request_id] = []
@@ -111,6 +120,25 @@ class EngineMachine(RuleBasedStateMachine):
             usage = output.finish.usage
             assert usage.completion_tokens == len(streamed)
             assert 0 <= usage.cached_tokens <= usage.prompt_tokens
+
+    @rule()
+    def sleep(self) -> None:
+        """It falls asleep exactly where nothing needs it, and caches nothing then."""
+        audit = self.core.audit()
+        is_needed = bool(audit.sequences_by_state or audit.holders or self.mover.is_busy)
+        try:
+            self.core.control.sleep()
+        except NotNowError:
+            assert is_needed
+            assert not self.core.control.is_asleep
+            return
+        assert not is_needed
+        assert self.core.audit().blocks_by_state["free"] == self.core.load().blocks_total
+        assert not self.core.control.kv_snapshot().block_hashes
+
+    @rule()
+    def wake_up(self) -> None:
+        self.core.control.wake_up()
 
     @rule(seconds=st.sampled_from([0.1, 4.0]))
     def time_passes(self, seconds: float) -> None:

@@ -18,6 +18,7 @@ from executor.engine.attention.pages import trim_heap
 from executor.engine.attention.pool import KvPool
 from executor.engine.control import resident_bytes
 from executor.engine.core import EngineCore
+from executor.engine.models.llama import LlamaModel, Progress
 from executor.engine.runner import TorchRunner
 from executor.engine.torch_engine import create_torch_engine
 from protos.errors import ConfigError, NotNowError, Severity, UnsupportedError
@@ -170,6 +171,27 @@ def test_hand_offs_go_on_over_ucx_after_a_sleep_on_both_sides(tmp_path: Path) ->
     finally:
         context.engine.close()
         generation.engine.close()
+
+
+def test_an_engine_that_is_not_on_a_cpu_does_not_sleep() -> None:
+    """Guards what was never run: releasing a GPU's pool is refused, naming the device."""
+    layout = KvLayout(
+        dtype="float32",
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=8,
+        tokens_per_block=8,
+        model_fingerprint="f",
+    )
+    pool = KvPool(2, layout, torch.device("meta"))
+    runner = TorchRunner(None, pool, load=_never, progress=Progress())
+    with pytest.raises(UnsupportedError, match="an engine on meta cannot sleep") as caught:
+        runner.check_release()
+    assert caught.value.field == "device"
+
+
+def _never() -> LlamaModel:
+    raise AssertionError("nothing is loaded here")
 
 
 def test_memory_that_may_be_pinned_is_not_given_back(tmp_path: Path) -> None:

@@ -91,6 +91,10 @@ class HandMover:
         self.pulls: dict[DisaggRequestId, Pull] = {}
         self.aborted: list[DisaggRequestId] = []
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.offers or self.pulls)
+
     def put(self, event: TransceiverEvent) -> None:
         self._events.append(event)
         self._news.raise_flag()

@@ -48,8 +48,9 @@ def request_for(
     max_tokens: int = 4,
     deadline_s: float = 100.0,
     num_first: int = 1,
+    num_existing: int = 0,
 ) -> EngineRequest:
-    """Its hand-off is named by its request id."""
+    """Its hand-off is named by its request id; `num_existing` tokens are its output prefix."""
     disagg_id = DisaggRequestId(1, request_id, 0)
     is_plain = request_type is RequestType.CONTEXT_AND_GENERATION
     takes_over = request_type is RequestType.GENERATION_ONLY
@@ -63,4 +64,5 @@ def request_for(
         deadline_s=deadline_s,
         disagg_request_id=None if is_plain else disagg_id,
         context_phase_params=params_for(prompt, disagg_id, num_first) if takes_over else None,
+        output_prefix_token_ids=pack_token_ids(completion(prompt, num_existing)),
     )

@@ -27,6 +27,8 @@ PURE = (
     "executor/ledger.py",
     "executor/engine/scheduler.py",
     "executor/engine/kv_cache.py",
+    "executor/engine/kv_events.py",
+    "executor/engine/loras.py",
     "executor/engine/sequence.py",
     "kv_transfer/source_session.py",
     "kv_transfer/target_session.py",
