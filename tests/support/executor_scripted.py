@@ -6,10 +6,14 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
+
+from common.text.tokenizer import Tokenizer
 from executor.config import EngineConfig, KvCacheConfig, ScriptedConfig, TransferConfig
 from executor.engine.scripted_model import scripted_completion
 from executor.executor import ExecutorRequest, GenerationExecutor, GenerationResult, ResultChunk
 from executor.limits import ExecutorLimits
+from executor.post.spec import TokenizerSpec
 from protos.messages import DisaggRequestId, LedgerAudit, RequestType, SamplingParams
 from protos.tokens import pack_token_ids
 
@@ -30,6 +34,12 @@ def config(*, lease_ms: int = 10_000, num_blocks: int = 1024, **script: Any) -> 
             **script,
         ),
     )
+
+
+def posted(engine: EngineConfig, num_workers: int) -> EngineConfig:
+    """The same, its text made by postprocess workers."""
+    executor = msgspec.structs.replace(engine.executor, postprocess_workers=num_workers)
+    return msgspec.structs.replace(engine, executor=executor)
 
 
 CONTRACT = config(step_ms=1.0, lease_ms=400, vocab_size=32_000, num_blocks=8192)
@@ -72,11 +82,17 @@ def context_request(external_id: str, prompt: tuple[int, ...], attempt: int = 1)
 async def running(
     engine: EngineConfig | None = None, *, tokenizer: Any = None, **limits: Any
 ) -> AsyncIterator[GenerationExecutor]:
+    """A toy `tokenizer` is told to postprocess workers by its class's name."""
+    spec = None
+    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        kind = type(tokenizer)
+        spec = TokenizerSpec(factory=f"{kind.__module__}:{kind.__qualname__}")
     executor = await GenerationExecutor.create(
         engine or config(),
         name="test",
         tokenizer=tokenizer,
         limits=ExecutorLimits(**limits),
+        tokenizer_spec=spec,
     )
     try:
         yield executor
