@@ -77,6 +77,8 @@ class Adoption(enum.StrEnum):
     """It has been here: whoever sent it first has the answer, or will."""
 
 
+_ACCEPT, _APPLIED = Event.ACCEPT, Outcome.APPLIED
+"""Asked once per token: looking an enum's member up is slow before Python 3.12."""
 LIVE = (State.REGISTERED, State.SENT, State.RUNNING, State.STREAMING, State.CANCELLING)
 TERMINAL = (State.FINISHED, State.CANCELLED, State.FAILED)
 _ENDING = {
@@ -252,13 +254,13 @@ class Ledger:
         if entry is None:
             return self._apply_to_the_dead(client_id, event)
         if TABLE.get((entry.state, event)) is entry.state:  # mostly one more step of a stream
-            if event is Event.ACCEPT and entry.state is not State.CANCELLING:
+            if event is _ACCEPT and entry.state is not State.CANCELLING:
                 self.num_duplicate += 1
-            return Outcome.APPLIED
+            return _APPLIED
         entry.move(event)
         if entry.state in self._ended:
             self._end(entry)
-        return Outcome.APPLIED
+        return _APPLIED
 
     def state(self, client_id: int) -> State | None:
         """None: unknown, or forgotten after the window of tombstones."""

@@ -90,33 +90,32 @@ class Postprocessor:
             self._stream.replay(params.first_token_ids)
         self._next_index = len(params.first_token_ids)
         self._num_streamed = 0
+        self.is_stopped = False
+        """A stop string is complete, and only the engine's last word is awaited."""
         self.stop_string = ""
-        """Not empty: complete, and only the engine's last word is awaited."""
         self.num_dropped = 0
         self.lease_to_release: ContextPhaseParams | None = None
         """Set where a stop string ended a context phase whose KV nobody will pull."""
-
-    @property
-    def is_stopped(self) -> bool:
-        return bool(self.stop_string)
 
     def absorb(self, output: EngineOutput) -> ResultChunk | None:
         """The chunk for the consumer, if any. An output with `error` is for a stopped one only."""
         if self.is_stopped:
             return self._absorb_after_stop(output)
         assert output.error is None
-        token_index = self._next_index
-        if output.token_ids and output.token_index != token_index:
+        token_index, token_ids, finish = self._next_index, output.token_ids, output.finish
+        if output.token_index != token_index and token_ids:
             if output.finish is None and output.token_index + len(output.token_ids) <= token_index:
                 self.num_dropped += len(output.token_ids)
                 return None  # a second copy
             raise InternalError(
                 f"tokens from {token_index} on are missing: {output.token_index} came next"
             )
+        if self._stream is None and finish is None:
+            self._count(token_ids, output)
+            return ResultChunk(token_index=token_index, token_ids=token_ids)
         delta = self._push(output)
-        token_ids = output.token_ids[: delta.num_tokens]
+        token_ids = token_ids[: delta.num_tokens]
         self._count(token_ids, output)
-        finish = output.finish
         if delta.stop_string is not None:
             finish = self._stopped(finish) if finish is not None else None
         elif finish is not None and finish.context_phase_params is not None:
@@ -147,13 +146,16 @@ class Postprocessor:
             delta = TextDelta(
                 delta.text + tail.text, delta.text_offset, tail.stop_string, delta.num_tokens
             )
-        self.stop_string = delta.stop_string or ""
+        if delta.stop_string is not None:
+            self.is_stopped = True
+            self.stop_string = delta.stop_string
         return delta
 
     def _count(self, token_ids: tuple[int, ...], output: EngineOutput) -> None:
-        self._next_index += len(token_ids)
-        self._num_streamed += len(token_ids)
-        self.num_dropped += len(output.token_ids) - len(token_ids)
+        num_tokens = len(token_ids)
+        self._next_index += num_tokens
+        self._num_streamed += num_tokens
+        self.num_dropped += len(output.token_ids) - num_tokens
 
     def _absorb_after_stop(self, output: EngineOutput) -> ResultChunk | None:
         self.num_dropped += len(output.token_ids)

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from executor.post.pool import PostPool
 
 logger = logging.getLogger(__name__)
+_TOKENS, _APPLIED = Event.TOKENS, Outcome.APPLIED
+"""Asked once per token: looking an enum's member up is slow before Python 3.12."""
 UNAWAITED_CALL = 0
 """The call id of a control message whose answer nobody waits for."""
 
@@ -121,7 +123,9 @@ class LiveRequests:
     def on_output(self, output: EngineOutput) -> None:
         client_id = output.request_id
         live = self._live.get(client_id)
-        if self.ledger.apply(client_id, _event_of(output, live)) is not Outcome.APPLIED:
+        is_end = output.finish is not None or output.error is not None
+        event = _ending_of(output, live) if is_end else _TOKENS
+        if self.ledger.apply(client_id, event) is not _APPLIED:
             params = output.finish.context_phase_params if output.finish is not None else None
             if params is not None:
                 self._let_go(client_id, lease_of(params))
@@ -131,7 +135,7 @@ class LiveRequests:
             self._drop(client_id)
             live.result.fail(from_data(output.error))
             return
-        self._absorb(live, output)
+        self._absorb(live, output, is_end=is_end)
 
     def on_answer(self, answer: Answer) -> None:
         """A postprocess worker's, to one of its works."""
@@ -188,12 +192,11 @@ class LiveRequests:
         assert set(self.ledger.live()) == set(self._live)
         assert not any(live.result.is_ended for live in self._live.values())
 
-    def _absorb(self, live: _Live, output: EngineOutput) -> None:
-        client_id = output.request_id
-        was_stopped = live.text.is_stopped
-        is_end = output.finish is not None or output.error is not None
+    def _absorb(self, live: _Live, output: EngineOutput, *, is_end: bool) -> None:
+        client_id, text = output.request_id, live.text
+        was_stopped = text.is_stopped
         try:
-            chunk = live.text.absorb(output)
+            chunk = text.absorb(output)
         except Exception as error:
             logger.exception("postprocessing request %#x failed", client_id)
             self._end_after_defect(live, client_id, error, is_end=is_end)
@@ -202,13 +205,13 @@ class LiveRequests:
             self.num_logits_bytes += live.result.add_logits(output.local)
         if is_end:
             self._drop(client_id)
-            self.num_dropped_tokens += live.text.num_dropped
-        elif live.text.is_stopped and not was_stopped:
+            self.num_dropped_tokens += text.num_dropped
+        elif text.is_stopped and not was_stopped:
             self.cancel(client_id)
         if chunk is not None:
             live.result.push(chunk)
-        if live.text.lease_to_release is not None:
-            self._release(lease_of(live.text.lease_to_release))
+        if text.lease_to_release is not None:
+            self._release(lease_of(text.lease_to_release))
 
     def _on_chunk(self, chunk: PostChunk) -> None:
         """Late where an error or our own end came first."""
@@ -263,9 +266,7 @@ class LiveRequests:
             heapq.heapify(self._deadlines)
 
 
-def _event_of(output: EngineOutput, live: _Live | None) -> Event:
-    if output.finish is None and output.error is None:
-        return Event.TOKENS
+def _ending_of(output: EngineOutput, live: _Live | None) -> Event:
     is_stopped = live is not None and live.text.is_stopped
     if output.error is not None and not is_stopped:
         is_cancel = output.error.kind == RequestCancelledError.__name__

@@ -135,9 +135,11 @@ class GenerationResult:
         with self._lock:
             assert not self._is_ended, "a second answer"
             self._answer.add(chunk)
-            waiters, self._waiters = self._waiters, []
+            waiters = self._waiters
+            if waiters:
+                self._waiters = []
             if is_end:
-                waiters += self._end()
+                waiters = waiters + self._end()
         if waiters:
             self._wake(waiters)
         if is_end:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Protocol
 
@@ -58,6 +59,8 @@ from protos.errors import (
 
 logger = logging.getLogger(__name__)
 
+_TOKENS, _APPLIED = Event.TOKENS, Outcome.APPLIED
+"""Asked once per token: looking an enum's member up is slow before Python 3.12."""
 CreateEngine = Callable[[EngineConfig, Callable[[], None]], Engine]
 FLUSH_S = 0.01
 """How soon the idle loop tries again where a frontend had no room."""
@@ -289,33 +292,34 @@ class Worker:
 
     def _report(self, outputs: list[EngineOutput]) -> None:
         """One message a lane for all that this round has to say."""
-        spoken = [*self._refused, *(output for output in outputs if self._record(output))]
-        if not (spoken or self._accepted):
-            return
-        by_lane: dict[int, tuple[list[int], list[EngineOutput]]] = {}
+        said_by_lane: defaultdict[int, list[EngineOutput]] = defaultdict(list)
+        accepted_by_lane: defaultdict[int, list[int]] = defaultdict(list)
         for client_id in self._accepted:
-            by_lane.setdefault(frontend_of(client_id), ([], []))[0].append(client_id)
-        for output in spoken:
-            by_lane.setdefault(frontend_of(output.request_id), ([], []))[1].append(output)
+            accepted_by_lane[frontend_of(client_id)].append(client_id)
+        for output in self._refused:
+            said_by_lane[frontend_of(output.request_id)].append(output)
+        for output in outputs:
+            if self._record(output):
+                said_by_lane[frontend_of(output.request_id)].append(output)
         self._accepted.clear()
         self._refused.clear()
-        for frontend_id, (accepted, said) in by_lane.items():
+        for frontend_id in {**accepted_by_lane, **said_by_lane}:
+            accepted, said = accepted_by_lane[frontend_id], said_by_lane[frontend_id]
             if frontend_id in self._ended_lanes:
                 self._let_go(said)
             elif not self._answers.say(frontend_id, Outputs(tuple(accepted), tuple(said))):
                 self._is_stopped = True
 
     def _record(self, output: EngineOutput) -> bool:
-        if output.error is not None:
-            event = _event_of(output.error)
-        else:
-            event = Event.TOKENS if output.finish is None else Event.FINISH
-        if event is not Event.TOKENS:
+        event = _TOKENS
+        if output.error is not None or output.finish is not None:
+            event = Event.FINISH if output.error is None else _event_of(output.error)
             self._names.give_back(output.request_id)
         outcome = self._ledger.apply(output.request_id, event)
-        if outcome is not Outcome.APPLIED:
-            logger.error("the engine spoke of %#x, which is %s", output.request_id, outcome)
-        return outcome is Outcome.APPLIED
+        if outcome is _APPLIED:
+            return True
+        logger.error("the engine spoke of %#x, which is %s", output.request_id, outcome)
+        return False
 
     def _let_go(self, outputs: list[EngineOutput]) -> None:
         """Leases that nobody will hear of."""
