@@ -55,9 +55,15 @@ class TorchTracer:
     def stop(self) -> WriteTrace:
         recording, self._profile = self._profile, None
         assert recording is not None, "stopped before it was started"
-        recording.stop()
+        failure: RuntimeError | None = None
+        try:
+            recording.stop()
+        except RuntimeError as error:  # told to whoever wants the file; the engine steps on
+            failure = error
 
         def write(path: Path) -> None:
+            if failure is not None:
+                raise failure
             recording.export_chrome_trace(str(path))
 
         return write
