@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,19 @@ def byte_level_backend(vocab_size: int = 400) -> tokenizers.Tokenizer:
     )
     backend.train_from_iterator(CORPUS, trainer)
     return backend
+
+
+class ByteTokenizer:
+    """Without merges: most characters need several tokens. Made anew in every process."""
+
+    def __init__(self) -> None:
+        self._backend = byte_level_backend(vocab_size=258)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id < 2
 
 
 def sentencepiece_backend(vocab_size: int = 420) -> tokenizers.Tokenizer:
