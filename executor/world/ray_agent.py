@@ -2,7 +2,7 @@
 
 The engine runs in the child and not in the actor, so that Ray's threads, signal handlers and
 libraries stay out of the rank, and UCX, the GIL and an engine's crash stay out of Ray. The
-child ends with the actor: it watches its standard input, which the actor holds.
+child ends with the actor, by the kernel's parent-death signal and its standard input's end.
 
 Life: made by Ray, `start`, then `news` again and again until it says how the rank ended. Ray
 calls the methods on threads of its own.
@@ -16,7 +16,10 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from typing import IO, NamedTuple
+
+from executor.parent import die_with_parent
 
 NEWS_S_MAX = 5.0
 """`news` returns empty-handed after so long, which shows that the actor lives."""
@@ -34,25 +37,16 @@ class News(NamedTuple):
 
 class RankAgent:
     def __init__(self) -> None:
+        die_with_parent(os.getppid())  # of a node that is gone, Ray notices it seconds later
         self._condition = threading.Condition()
         self._lines: list[str] = []
         self._end = ""
 
     def start(self, module: str, orders: bytes, kind: str) -> int:
         """Run the module with these orders, packed, on its standard input; its pid."""
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # how it ended is told by `news`
-            process.stdin.write(orders)
-            process.stdin.flush()
-        threading.Thread(target=self._watch, args=(process, kind), daemon=True).start()
-        return process.pid
+        pid: Future[int] = Future()
+        threading.Thread(target=self._run, args=(module, orders, kind, pid), daemon=True).start()
+        return pid.result()
 
     def news(self) -> News:
         """What the rank has printed since the last call, and how it ended, once it did."""
@@ -61,7 +55,14 @@ class RankAgent:
             lines, self._lines = tuple(self._lines), []
             return News(lines, self._end)
 
-    def _watch(self, process: subprocess.Popen[bytes], kind: str) -> None:
+    def _run(self, module: str, orders: bytes, kind: str, pid: Future[int]) -> None:
+        """Spawned and awaited on one thread: the kernel kills the rank when that one ends."""
+        try:
+            process = _spawn(module, orders)
+        except OSError as error:
+            pid.set_exception(error)
+            return
+        pid.set_result(process.pid)
         assert process.stdout is not None
         reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
         reader.start()
@@ -82,3 +83,18 @@ class RankAgent:
                 if text and len(self._lines) < LINES_MAX:
                     self._lines.append(text)
                     self._condition.notify_all()
+
+
+def _spawn(module: str, orders: bytes) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", module],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # how it ended is told by `news`
+        process.stdin.write(orders)
+        process.stdin.flush()
+    return process

@@ -4,8 +4,8 @@ In a process of its own, because Ray takes a driver's signals, environment, thre
 descriptors for itself and does not give all of them back.
 
 Life: orders by standard input, the cluster joined or started, one actor a rank placed, their
-news handed on; it ends when every rank has ended, or with its parent. A cluster of our own
-ends with it, however it ends; in somebody else's the actors do, since the job is over.
+news handed on; it ends when every rank has ended, or with its parent. A cluster of our own is
+in our process group and ends with it; in somebody else's the actors end, as their job does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from executor.parent import watch_standard_input
+from executor.parent import EXIT_PARENT_GONE
 from executor.world.ray_agent import RankAgent
 from executor.world.ray_messages import (
     DriverEvent,
@@ -69,7 +69,8 @@ class Driver:
             watch.start()
         for watch in watches:
             watch.join()
-        self._ray.shutdown()
+        if self._orders.address:
+            self._ray.shutdown()
         return 0
 
     def _join(self) -> None:
@@ -88,10 +89,10 @@ class Driver:
             self._ray.init(log_to_driver=False, logging_level="ERROR", **options)
         except Exception as error:
             what = f"joined at {orders.address}" if orders.address else "started on this host"
-            raise RefusedError(
-                "executor.ray_address",
-                f"no Ray cluster could be {what}: {type(error).__name__}: {_first_line(error)}",
-            ) from error
+            words = f"no Ray cluster could be {what}: {type(error).__name__}: {_first_line(error)}"
+            if orders.address:
+                words += " (RAY_AUTH_MODE and the like are taken from the environment)"
+            raise RefusedError("executor.ray_address", words) from error
 
     def _place(self) -> list[Any]:
         """Raises RefusedError where there is no room."""
@@ -171,17 +172,29 @@ def _amounts(resources: dict[str, float]) -> str:
     return ", ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
 
 
-def main() -> int:
+def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal group's, so the owner's to judge
     orders = read_driver_orders(sys.stdin.buffer)
-    watch_standard_input()
+    threading.Thread(target=_watch_owner, args=(orders,), name="owner-watch", daemon=True).start()
     import ray
 
-    return Driver(ray, orders, socket.socket(fileno=orders.events_fd)).run()
+    _end(orders, Driver(ray, orders, socket.socket(fileno=orders.events_fd)).run())
+
+
+def _watch_owner(orders: DriverOrders) -> None:
+    while os.read(0, 4096):
+        pass
+    _end(orders, EXIT_PARENT_GONE)
+
+
+def _end(orders: DriverOrders, status: int) -> None:
+    """No thread may keep us alive, nor anything of our cluster: it holds nothing to save."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not orders.address:
+        os.killpg(0, signal.SIGKILL)
+    os._exit(status)
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    main()

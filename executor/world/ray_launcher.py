@@ -3,17 +3,21 @@
 The cluster is joined, or started on this host and ended with the world. Between the owner and
 the actors stands the Ray driver, a child process (ray_driver.py says why).
 
-How deaths are seen: a rank's by the agent on its node, within a second; the driver's, and
-that of any process on this host, by its pidfd, at once; an actor's by Ray, within a second
-where its node lives on; a node's by the silence of its ranks (health.silence_ms fails what is
-open, health.give_up_ms ends the world), or by Ray where that is sooner.
+How deaths are seen: a rank's on this host by its pidfd, on another by the agent beside it,
+within a second both; an actor's through its rank, which dies with it; the driver's at once,
+and what it has started dies with it; a node's by the silence of its ranks (health.silence_ms
+fails what is open, health.give_up_ms ends the world), or by Ray where that is sooner.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import logging
+import os
+import secrets
+import signal
 import socket
 from collections.abc import Callable, Sequence
 
@@ -46,12 +50,12 @@ ANSWER_S_MAX = 5.0
 PACKET_BYTES_MAX = 1 << 16
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """For the driver and what it starts: Ray neither reports home nor warns of what we do not use."""
+TOKEN_BYTES = 32
 
 
 class RayLauncher(Launcher):
     name = "ray"
     spans_hosts = True
-    sees_ranks = True
     has_process = True
 
     def __init__(self, config: EngineConfig, *, name: str, limits: ExecutorLimits) -> None:
@@ -64,6 +68,7 @@ class RayLauncher(Launcher):
         self._folder: ScratchFolder | None = None
         self._socket: socket.socket | None = None
         self._exits: list[Exit] = []
+        self._is_over = False
         self._events: asyncio.Queue[DriverEvent] = asyncio.Queue()
         self._on_exit: Callable[[], None] = lambda: None
 
@@ -83,8 +88,7 @@ class RayLauncher(Launcher):
         await self._expect(Placed, PLACE_S_MAX + ANSWER_S_MAX, f"{where} placed no actors")
 
     def _start_driver(self, orders: Sequence[Orders]) -> None:
-        if not self._address:
-            self._folder = ScratchFolder("baton-ray-")
+        environment = self._environment()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._take)
@@ -104,9 +108,21 @@ class RayLauncher(Launcher):
                 on_exit=self._driver_ended,
                 module="executor.world.ray_driver",
                 kind="Ray driver",
-                environment=QUIET,
+                environment=environment,
+                leads_group=True,
                 pass_fds=(theirs.fileno(),),
             )
+
+    def _environment(self) -> dict[str, str]:
+        """A cluster of ours is for us alone: it has a token of its own, in its own folder. For
+        another one, Ray's settings are the user's, as they stand in our environment."""
+        if self._address:
+            return QUIET
+        self._folder = ScratchFolder("baton-ray-")
+        token = self._folder.path / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(TOKEN_BYTES))
+        return {**QUIET, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
 
     async def _expect(self, kind: type[DriverEvent], timeout_s: float, otherwise: str) -> None:
         """Raises ConfigError with the driver's refusal, or where it says nothing in time."""
@@ -140,14 +156,19 @@ class RayLauncher(Launcher):
 
     def exits(self) -> tuple[Exit, ...]:
         self._read()
-        if self._child is not None and self._child.has_exited():
-            seen = {exit_.rank for exit_ in self._exits}
-            if LAUNCHER not in seen:
-                self._exits.append(Exit(LAUNCHER, self._child.describe_exit()))
+        self._look_at_driver()
         return tuple(self._exits)
 
+    def _look_at_driver(self) -> None:
+        """Its whole group goes with it: of a cluster of ours, Ray would leave some behind."""
+        if self._is_over or self._child is None or not self._child.has_exited():
+            return
+        self._kill_group()
+        self._is_over = True
+        self._exits.append(Exit(LAUNCHER, self._child.describe_exit()))
+
     def _driver_ended(self) -> None:
-        self.exits()
+        self._look_at_driver()
         self._on_exit()
 
     def _take(self) -> None:
@@ -172,9 +193,14 @@ class RayLauncher(Launcher):
                 self._events.put_nowait(event)
 
     def kill(self) -> None:
-        """The driver alone: what it has started does not outlive it."""
+        """The driver and a cluster of ours; in another one the actors end with their job."""
+        if not self._is_over:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
         if self._child is not None:
-            self._child.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
 
     @property
     def log_lines(self) -> tuple[str, ...]:
