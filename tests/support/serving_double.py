@@ -92,6 +92,9 @@ class LetterTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(token_id) for token_id in ids)
 
+    def is_special(self, token_id: int) -> bool:
+        return False
+
 
 class DoubleResult(GenerationResult):
     """Chunks as they were put in, never merged."""
