@@ -36,8 +36,9 @@ def open_router(
 ) -> tuple[zmq.Socket[bytes], str, str]:
     """(socket, the endpoint that others connect to, its public CURVE key; "" on ipc).
 
-    On tcp the port may be "*".
+    On tcp the port may be "*"; "tcp" alone stands for any port of this host's own address.
     """
+    endpoint = f"tcp://{own_address()}:*" if endpoint == "tcp" else endpoint
     socket = _open(context, zmq.ROUTER, bounds)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     public = ""

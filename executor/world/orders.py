@@ -84,7 +84,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     status_curve_key: str = ""
     """The owner's public CURVE key; empty on ipc."""
     leader_endpoint: str
-    """Where rank 0 binds for its members; a tcp one ends with ":*"."""
+    """Where rank 0 binds for its members; "tcp": at its own address, on any port."""
     lane: LaneSpec | None = None
     """The owner's own, opened by rank 0 before it loads."""
     owner: ProcessName

@@ -33,6 +33,8 @@ class News(NamedTuple):
     lines: tuple[str, ...]
     end: str
     """How the rank ended, in words; empty while it runs."""
+    is_clean: bool
+    """Whether it ended well."""
 
 
 class RankAgent:
@@ -41,6 +43,7 @@ class RankAgent:
         self._condition = threading.Condition()
         self._lines: list[str] = []
         self._end = ""
+        self._is_clean = False
 
     def start(self, module: str, orders: bytes, kind: str) -> int:
         """Run the module with these orders, packed, on its standard input; its pid."""
@@ -53,7 +56,7 @@ class RankAgent:
         with self._condition:
             self._condition.wait_for(lambda: self._lines or self._end, NEWS_S_MAX)
             lines, self._lines = tuple(self._lines), []
-            return News(lines, self._end)
+            return News(lines, self._end, self._is_clean)
 
     def _run(self, module: str, orders: bytes, kind: str, pid: Future[int]) -> None:
         """Spawned and awaited on one thread: the kernel kills the rank when that one ends."""
@@ -73,7 +76,7 @@ class RankAgent:
         else:
             how = f"exited with status {status}"
         with self._condition:
-            self._end = f"the {kind} (process {process.pid}) {how}"
+            self._end, self._is_clean = f"the {kind} (process {process.pid}) {how}", status == 0
             self._condition.notify_all()
 
     def _read(self, output: IO[bytes]) -> None:

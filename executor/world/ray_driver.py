@@ -5,7 +5,8 @@ descriptors for itself and does not give all of them back.
 
 Life: orders by standard input, the cluster joined or started, one actor a rank placed, their
 news handed on; it ends when every rank has ended, or with its parent. A cluster of our own is
-in our process group and ends with it; in somebody else's the actors end, as their job does.
+in our process group, which is killed after us, or by us where the parent is gone; in somebody
+else's the actors end, as their job does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -36,6 +38,8 @@ CPUS_PER_RANK = 1
 OBJECT_STORE_BYTES = 80 << 20
 """About the least that Ray takes: nothing of ours goes through it."""
 CALLS_AT_ONCE = 2
+AFTER_DEATH_S = 1.0
+"""Our own end is no part of a rank's death: the owner, who ends us then, hears of that first."""
 
 
 class RefusedError(Exception):
@@ -51,6 +55,7 @@ class Driver:
         self._ray = ray
         self._orders = orders
         self._events = events
+        self._all_clean = True
 
     def run(self) -> int:
         try:
@@ -69,6 +74,8 @@ class Driver:
             watch.start()
         for watch in watches:
             watch.join()
+        if not self._all_clean:
+            time.sleep(AFTER_DEATH_S)
         if self._orders.address:
             self._ray.shutdown()
         return 0
@@ -144,14 +151,16 @@ class Driver:
         prefix = "" if len(self._orders.ranks) == 1 else f"rank {rank}: "
         while True:
             try:
-                lines, end = self._ray.get(agent.news.remote())
+                lines, end, is_clean = self._ray.get(agent.news.remote())
             except Exception as error:
+                self._all_clean = False
                 end = f"the Ray actor of rank {rank} is gone: {_first_line(error)}"
                 self._say(RankEnded(rank, end))
                 return
             for line in lines:
                 print(f"{prefix}{line}", flush=True)  # noqa: T201 - the owner keeps it
             if end:
+                self._all_clean = self._all_clean and is_clean
                 self._say(RankEnded(rank, end))
                 return
 
@@ -178,22 +187,18 @@ def main() -> None:
     threading.Thread(target=_watch_owner, args=(orders,), name="owner-watch", daemon=True).start()
     import ray
 
-    _end(orders, Driver(ray, orders, socket.socket(fileno=orders.events_fd)).run())
+    status = Driver(ray, orders, socket.socket(fileno=orders.events_fd)).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # no thread may keep us alive
 
 
 def _watch_owner(orders: DriverOrders) -> None:
     while os.read(0, 4096):
         pass
-    _end(orders, EXIT_PARENT_GONE)
-
-
-def _end(orders: DriverOrders, status: int) -> None:
-    """No thread may keep us alive, nor anything of our cluster: it holds nothing to save."""
-    sys.stdout.flush()
-    sys.stderr.flush()
     if not orders.address:
         os.killpg(0, signal.SIGKILL)
-    os._exit(status)
+    os._exit(EXIT_PARENT_GONE)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from executor.world.ray_messages import (
 from protos.errors import ConfigError, EngineDeadError
 
 logger = logging.getLogger(__name__)
-JOIN_S_MAX = 25.0
+JOIN_S_MAX = 30.0
 """For a cluster to answer, or to start."""
 PLACE_S_MAX = 20.0
 """For the actors to find places and start their ranks."""
@@ -160,7 +160,7 @@ class RayLauncher(Launcher):
         return tuple(self._exits)
 
     def _look_at_driver(self) -> None:
-        """Its whole group goes with it: of a cluster of ours, Ray would leave some behind."""
+        """Its whole group goes with it: of a cluster of ours, Ray leaves some behind."""
         if self._is_over or self._child is None or not self._child.has_exited():
             return
         self._kill_group()
