@@ -150,7 +150,8 @@ class Worker:
         self._is_busy = True
         self._progress += 1
         for frontend_id, message in letters:
-            self._handle(frontend_id, message)
+            if frontend_id not in self._ended_lanes:  # else read while the lane was being closed
+                self._handle(frontend_id, message)
         if not self._is_stopped:
             self._report(self._engine.step())
             if self._listeners:
