@@ -1,194 +1,305 @@
-"""Proxy books and worker loop over the scripted engine, in one thread, under random faults.
+"""Proxies' books and the worker's loop over the scripted engine, in one thread, under faults.
 
-No process and no socket: the two sides' messages wait in lists that hypothesis
-delivers, and the engine's clock is a variable. The worker may die at any point.
-The checker is DESIGN.md's first invariant: one answer each, never zero, never two.
+Several frontends share the engine. Their messages wait until hypothesis delivers
+them; the worker may be killed, break in a step or in a submit, stand still; lanes
+close; queues fill; deadlines pass; messages come twice, or from nowhere; cancels
+overtake their requests. Who is right is judged by tests/support/fault_history.py
+from what the consumers saw, and by the books of both sides at rest:
+invariants 1 (one answer), 2 (a slot before the request leaves), 5 (late is
+harmless), 6 (the first cause, for ever) and 8 (a cancel frees within one step).
+
+test_executor_planted.py plants bugs and asks this machine to find them.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any, cast
+import logging
+import sys
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from executor.config import EngineConfig, KvCacheConfig
-from executor.engine.scripted import ScriptedEngine
-from executor.engine.scripted_model import scripted_completion
-from executor.inbox import Inbox
-from executor.lane import OWNER_ID
-from executor.messages import Cancel, Outputs, Ready, Release, Submit
-from executor.request import ExecutorRequest
-from executor.request_queue import RequestQueue
-from executor.requests import LiveRequests
-from executor.result import GenerationResult
-from executor.worker import Worker
-from protos.errors import (
-    DeadlineExceededError,
-    DuplicateRequestError,
-    EngineDeadError,
-    OverloadedError,
-    RequestCancelledError,
+from executor.engine.seam import EngineOutput
+from executor.messages import Cancel, Outputs, Submit
+from tests.support.fault_clients import Clients, completion
+from tests.support.fault_history import spell
+from tests.support.fault_world import (
+    GRACE_S,
+    HEARTBEAT_S,
+    LAST_WORDS_S,
+    REFUSED_ID,
+    SILENCE_S,
+    FaultWorld,
+    Frontend,
 )
-from protos.tokens import pack_token_ids
-from tests.support.executor_scripted import CharTokenizer, request
 
-QUEUE_MAX = 4
-
-
-class ToWorkerLine:
-    """Stands where the sender of frames stands: bounded, ordered."""
-
-    def __init__(self) -> None:
-        self.messages: deque[Submit | Cancel | Release] = deque()
-
-    def send(self, message: Any) -> bool:
-        if len(self.messages) >= QUEUE_MAX:
-            return False
-        self.messages.append(message)
-        return True
+FRONTENDS_MAX = 4
+LONG, LEASE_S = 30, 10.0
+ROUNDS_TO_REST = 400
+RECENT = 6
+picks = st.integers(0, 99)
+lanes = st.integers(0, FRONTENDS_MAX - 1)
+names = st.sampled_from("abcd")
 
 
-class ToProxyLine:
-    def __init__(self) -> None:
-        self.messages: deque[Outputs] = deque()
-
-    def say(self, frontend_id: int, message: Any) -> bool:
-        assert frontend_id == OWNER_ID
-        if isinstance(message, Outputs):
-            self.messages.append(message)
-        return True
-
-    def greet(self, greeting: Ready) -> None: ...
-
-    def flush(self) -> bool:
-        return True
-
-    num_bad_frames = 0
-    num_unsaid = 0
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Every planted death is logged as an error."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 class ExecutorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.now_s = 0.0
-        self.config = EngineConfig(
-            engine="scripted", kv_cache=KvCacheConfig(num_blocks=4, tokens_per_block=4)
-        )
-        self.engine = ScriptedEngine(self.config, clock=lambda: self.now_s, sleep=lambda _: None)
-        self.to_worker = ToWorkerLine()
-        self.to_proxy = ToProxyLine()
-        self.inbox = Inbox(64)
-        self.worker = Worker(self.engine, self.inbox, self.to_proxy, tombstones_max=8)
-        self.queue = RequestQueue(cast(Any, self.to_worker))
-        self.live = LiveRequests(
-            self.queue, cast(Any, CharTokenizer()), tombstones_max=8, grace_s=1.0
-        )
-        self.results: dict[int, tuple[ExecutorRequest, GenerationResult]] = {}
-        self.is_dead = False
+        self.world = FaultWorld()
+        self.loop = self.world.loop
+        self.clients = Clients(self.world)
+        self.history = self.clients.history
+        for _ in range(2):
+            self.attach()
+
+    # --- what clients do -------------------------------------------------------------
 
     @rule(
-        name=st.sampled_from("abcd"),
+        lane=lanes,
+        name=names,
         prompt=st.lists(st.integers(0, 9), min_size=1, max_size=6),
-        max_tokens=st.integers(1, 6),
-        deadline_s=st.sampled_from((2.0, 100.0)),
-        stops_at=st.integers(0, 8),
+        max_tokens=st.sampled_from((1, 2, 3, 5, LONG)),
+        stop=st.sampled_from(((), (), (0, 1), (1, 3), (4, 5), (50, 51))),
+        has_long=st.booleans(),
+        is_lazy=st.booleans(),
     )
     def submit(
-        self, name: str, prompt: list[int], max_tokens: int, deadline_s: float, stops_at: int
+        self,
+        lane: int,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        stop: tuple[int, ...],
+        has_long: bool,
+        is_lazy: bool,
     ) -> None:
-        completion = self._completion(tuple(prompt), 9)
-        stop = CharTokenizer().decode(completion[stops_at : stops_at + 1])
-        asked = request(
-            name, tuple(prompt), max_tokens=max_tokens, deadline_s=deadline_s, stop=(stop,)
+        """`stop` is cut out of what the engine would say; some of it never comes."""
+        self.clients.ask(
+            self.world.pick(lane),
+            name,
+            tuple(prompt),
+            max_tokens,
+            stop=spell(completion(tuple(prompt), 60)[slice(*stop)]) if stop else "",
+            deadline_s=100.0 if has_long else 2.0,
+            is_lazy=is_lazy,
         )
-        was_live = self.live.ledger.find(name) is not None
-        if self.is_dead:
-            return
-        try:
-            result = self.live.submit(asked, self.now_s)
-        except DuplicateRequestError:
-            assert was_live
-        except OverloadedError:
-            assert len(self.to_worker.messages) >= QUEUE_MAX or len(self.queue)
-        else:
-            self.results[result.client_id] = (asked, result)
 
-    @rule(client_id=st.integers(1, 12))
-    def cancel(self, client_id: int) -> None:
-        self.live.cancel(client_id)
+    @rule(lane=lanes, name=names, head=st.integers(0, 9), stops=st.booleans())
+    def submit_context(self, lane: int, name: str, head: int, stops: bool) -> None:
+        prompt = (head,) * 5
+        stop = spell(completion(prompt, 1)) if stops else ""
+        self.clients.ask(self.world.pick(lane), name, prompt, 1, kind="context", stop=stop)
 
-    @precondition(lambda self: not self.is_dead)
-    @rule(num_messages=st.integers(0, 4))
-    def work(self, num_messages: int) -> None:
-        """The worker receives a few messages and goes one round."""
-        for _ in range(min(num_messages, len(self.to_worker.messages))):
-            self.inbox.put([(OWNER_ID, self.to_worker.messages.popleft())])
-        self.inbox.wake()
-        self.worker._round()
-        self.engine.audit()
+    @precondition(lambda self: any(told.lease for told in self.history.told))
+    @rule(lane=lanes, pick=picks, max_tokens=st.integers(2, 5))
+    def take_over(self, lane: int, pick: int, max_tokens: int) -> None:
+        """The generation leg of a context phase that somebody has read."""
+        leases = [told.lease for told in self.history.told if told.lease is not None]
+        params = leases[pick % len(leases)]
+        prompt = self.clients.prompts[params.disagg_request_id]
+        frontend = self.world.pick(lane)
+        self.clients.ask(frontend, "g", prompt, max_tokens, kind="generation", params=params)
 
-    @rule(num_messages=st.integers(1, 3))
-    def deliver(self, num_messages: int) -> None:
-        for _ in range(min(num_messages, len(self.to_proxy.messages))):
-            message = self.to_proxy.messages.popleft()
-            for client_id in message.accepted:
-                self.live.on_accepted(client_id)
-            for output in message.outputs:
-                self.live.on_output(output)
+    @rule(lane=lanes, name=names)
+    def submit_what_the_engine_refuses(self, lane: int, name: str) -> None:
+        self.clients.ask(self.world.pick(lane), name, (1, REFUSED_ID), 3)
 
-    @rule(duration_s=st.sampled_from((0.5, 4.0)))
-    def wait(self, duration_s: float) -> None:
-        self.now_s += duration_s
-        self.live.expire(self.now_s)
-        self.queue.flush()
+    @rule(lane=lanes, max_tokens=st.sampled_from((1, LONG)))
+    def submit_many(self, lane: int, max_tokens: int) -> None:
+        """More than the queue to the worker holds."""
+        for number in range(5):
+            self.clients.ask(self.world.pick(lane), f"m{number}", (number, lane), max_tokens)
 
-    @precondition(lambda self: not self.is_dead and len(self.results) > 3)
+    @precondition(lambda self: self.history.told)
+    @rule(pick=picks)
+    def cancel(self, pick: int) -> None:
+        """One of the newest: old ones have mostly ended."""
+        told = self.history.told
+        index = len(told) - 1 - pick % min(len(told), RECENT)
+        told[index].was_cancelled = True
+        self.loop.do(self.clients.results[index].abort)
+
+    @rule(lane=lanes, number=st.integers(1, 1 << 40))
+    def cancel_what_never_was(self, lane: int, number: int) -> None:
+        self.loop.do(self.world.pick(lane).proxy.abort_request, (9 << 48) + number)
+
     @rule()
-    def die(self) -> None:
-        self.is_dead = True
-        self.live.fail_all(EngineDeadError("killed"), cancel=False)
+    def read_on(self) -> None:
+        self.clients.read_on()
+
+    # --- the way of messages -----------------------------------------------------------
+
+    @rule(lane=lanes, num_messages=st.integers(1, 4))
+    def take(self, lane: int, num_messages: int) -> None:
+        self.world.take(self.world.pick(lane), num_messages)
+
+    @rule()
+    def work(self) -> None:
+        self.world.round()
+
+    @rule(lane=lanes, num_messages=st.integers(1, 3))
+    def deliver(self, lane: int, num_messages: int) -> None:
+        self.world.deliver(self.world.pick(lane), num_messages)
+
+    @rule()
+    def turn(self) -> None:
+        """As it mostly goes: what was sent is worked on, and answered."""
+        for frontend in self.world.all():
+            self.world.take(frontend, 4)
+        self.world.round()
+        for frontend in self.world.all():
+            self.world.deliver(frontend)
+
+    @rule()
+    def come_to_the_worker(self) -> None:
+        """Invariant 8: once a cancel has come to the worker, its next round ends the request."""
+        if self.world.is_dead:
+            return
+        self.world.drain_to_worker()
+        self.world.round()
+        for frontend in self.world.all():
+            self.world.deliver(frontend)
+        if not self.world.is_dead:
+            self.clients.must_be_over(lambda told: told.was_cancelled, "a round after its cancel")
+
+    @rule(duration_s=st.sampled_from((0.5, 4.0)), is_heard=st.booleans())
+    def wait(self, duration_s: float, is_heard: bool) -> None:
+        """Time passes; the heart is heard in it, or the worker is stopped."""
+        heard_at_s = {f.frontend_id: f.heard_at_s for f in self.world.all()}
+        self.world.pass_time(duration_s, is_heard=is_heard)
+        now_s = self.loop.time()
+        for frontend in self.world.all():
+            self._after_silence(frontend, heard_at_s[frontend.frontend_id], now_s)
+        late_s = GRACE_S + 2 * HEARTBEAT_S
+        self.clients.must_be_over(
+            lambda told: told.asked_at_s + told.deadline_s + late_s <= now_s, "overdue"
+        )
+
+    def _after_silence(self, frontend: Frontend, heard_at_s: float, now_s: float) -> None:
+        if frontend.heard_at_s > heard_at_s or now_s - heard_at_s <= SILENCE_S:
+            return
+        lane = frontend.frontend_id
+        self.history.silences.append((lane, heard_at_s + SILENCE_S, now_s))
+        if now_s - heard_at_s > SILENCE_S + 2 * HEARTBEAT_S:
+            self.clients.must_be_over(lambda told: told.lane == lane, "long after a silence")
+
+    # --- faults ------------------------------------------------------------------------
+
+    @rule(lane=lanes)
+    def come_twice(self, lane: int) -> None:
+        """The next message of each direction."""
+        frontend = self.world.pick(lane)
+        if frontend.to_proxy and isinstance(frontend.to_proxy[0], Outputs):
+            frontend.to_proxy.insert(1, frontend.to_proxy[0])
+        line = frontend.link.line.messages
+        if line and isinstance(line[0], Submit | Cancel):
+            line.insert(1, line[0])
+
+    @rule(lane=lanes, number=st.integers(0, 40))
+    def come_from_nowhere(self, lane: int, number: int) -> None:
+        """What the worker never said, of a request that ended or never was."""
+        frontend = self.world.pick(lane)
+        client_id = (frontend.frontend_id << 48) + number
+        if frontend.proxy._requests.ledger.state(client_id) in (None, "tombstone"):
+            stray = EngineOutput(request_id=client_id, token_ids=(1,))
+            self.world.tell(frontend, [Outputs((client_id,), (stray,))])
+
+    @rule(lane=lanes)
+    def cancel_overtakes(self, lane: int) -> None:
+        line = self.world.pick(lane).link.line.messages
+        cancels = [message for message in line if isinstance(message, Cancel)]
+        if cancels:
+            line.remove(cancels[0])
+            line.appendleft(cancels[0])
+
+    @precondition(lambda self: len(self.history.told) > 3)
+    @rule(where=st.sampled_from(("submit", "step")))
+    def break_engine(self, where: str) -> None:
+        self.world.engine.breaks_in = where
+
+    @precondition(lambda self: len(self.history.told) > 3)
+    @rule()
+    def kill(self) -> None:
+        self.world.kill()
+
+    @precondition(lambda self: self.world.is_dead)
+    @rule()
+    def notice(self) -> None:
+        """The last words are read between the sight of a death and its handling."""
+        self.world.notice()
+        for frontend in self.world.all():
+            self.world.deliver(frontend)
+        self.world.pass_time(2 * LAST_WORDS_S, is_heard=False)
+        assert all(frontend.link.dead.done() for frontend in self.world.all())
+
+    @precondition(lambda self: not self.world.is_dead)
+    @rule(lane=st.integers(1, FRONTENDS_MAX - 1))
+    def close_lane(self, lane: int) -> None:
+        frontend = self.world.pick(lane)
+        if frontend.is_open and frontend.frontend_id:
+            self.world.close_lane(frontend.frontend_id)
+
+    @precondition(lambda self: not self.world.is_dead and len(self.world.frontends) < FRONTENDS_MAX)
+    @rule()
+    def attach(self) -> None:
+        self.world.attach()
+
+    # --- judgement -----------------------------------------------------------------------
 
     @invariant()
-    def books_balance(self) -> None:
-        self.live.check()
-        for client_id, (_, result) in self.results.items():
-            is_live = client_id in self.live.ledger.live()
-            assert result.is_ended != is_live  # a live one has no answer, a dead one has one
+    def all_is_well_told(self) -> None:
+        self.clients.check()
 
     def teardown(self) -> None:
-        """Liveness: without further faults everything ends, with the right tokens."""
-        for _ in range(200):
-            self.queue.flush()
-            if not self.is_dead:
-                self.work(QUEUE_MAX)
-            self.deliver(3)
-        self.books_balance()
-        assert not len(self.live)
-        for asked, result in self.results.values():
-            self._check_answer(asked, result)
-        if not self.is_dead:
-            assert self.engine.audit().blocks_by_state["live"] == 0
+        try:
+            if sys.exc_info()[0] is None:
+                self.come_to_rest()
+        finally:
+            self.world.end()
 
-    def _check_answer(self, asked: ExecutorRequest, result: GenerationResult) -> None:
-        expected = self._completion(asked.prompt_token_ids, asked.sampling.max_tokens or 0)
-        text = CharTokenizer().decode(expected)
-        (stop,) = asked.sampling.stop
-        num_tokens = text.index(stop) + 1 if stop in text else len(expected)
-        streamed = result._answer.token_ids
-        assert streamed == expected[: len(streamed)]
-        assert len(streamed) <= num_tokens
-        if result._error is None:
-            assert len(streamed) == num_tokens
-        else:
-            kinds = (RequestCancelledError, DeadlineExceededError, EngineDeadError)
-            assert isinstance(result._error, kinds)
+    def come_to_rest(self) -> None:
+        """Liveness: without further faults everything ends, and nothing is left."""
+        for _ in range(ROUNDS_TO_REST):
+            self.come_to_the_worker()
+            if not any(len(frontend.proxy._requests) for frontend in self.world.all()):
+                break
+        self.come_to_the_worker()  # what the ends themselves had to say
+        if self.world.is_dead:
+            self.notice()
+        self.read_on()
+        self.clients.check()
+        self.clients.must_be_over(lambda _: True, "at rest")
+        self.clients.read_again()
+        self.clients.check()
+        self.clients.check_books_at_rest()
+        if not self.world.is_dead:
+            self._check_worker_at_rest()
 
-    def _completion(self, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-        packed = pack_token_ids(prompt)
-        return scripted_completion(packed, 7, num_tokens, self.config.scripted)
+    def _check_worker_at_rest(self) -> None:
+        worker, engine = self.world.worker, self.world.engine
+        worker._ledger.check()
+        assert len(worker._ledger) == len(worker._names) == 0
+        leases = [told.lease for told in self.history.told if told.lease is not None]
+        known = {f"lease:{lease.disagg_request_id}" for lease in leases}
+        if all(frontend.is_open for frontend in self.world.all()):
+            held = {name for names in engine.audit().holders.values() for name in names}
+            assert held <= known, f"leased to nobody: {held - known}"
+        self.world.pass_time(LEASE_S + 1, is_heard=True)
+        self.world.round()
+        assert engine.audit().holders == {}
+        load = engine.load()
+        assert (load.num_queued, load.num_running) == (0, 0)
 
 
 ExecutorMachine.TestCase.settings = settings(
