@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import zmq
 
 from executor.dispatcher import Dispatcher
@@ -23,6 +24,7 @@ from executor.ipc import (
     FrameSealer,
     FrameSender,
     PrivateDirectory,
+    bound_to,
     open_pair,
 )
 from executor.lane import OWNER_ID, LaneSpec
@@ -44,21 +46,28 @@ class ProxyChannel:
         on_messages: Callable[[list[ToProxy]], None],
         on_crash: Callable[[Exception], None],
         curve_server_key: bytes = b"",
+        curve_secret_key: bytes = b"",
         directory: PrivateDirectory | None = None,
     ) -> None:
         self.spec = spec
         self._limits = limits
         self._directory = directory
         self._curve_server_key = curve_server_key
+        self._curve_secret_key = curve_secret_key
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         loop = asyncio.get_running_loop()
-        sender = FrameSender(self._open(spec.requests_endpoint), FrameSealer(spec.key, TO_WORKER))
+        requests, results = self._open(spec.requests_endpoint), self._open(spec.results_endpoint)
+        if not spec.worker_binds:
+            self.spec = msgspec.structs.replace(
+                spec, requests_endpoint=bound_to(requests), results_endpoint=bound_to(results)
+            )
+        sender = FrameSender(requests, FrameSealer(spec.key, TO_WORKER))
         self.requests = RequestQueue(
             sender, batch_max=limits.send_batch_max, batch_s=limits.send_batch_s, loop=loop
         )
         self.opener: FrameOpener[ToProxy] = FrameOpener(spec.key, TO_PROXY, _TO_PROXY)
         self._dispatcher: Dispatcher[ToProxy] = Dispatcher(
-            FrameReceiver(self._open(spec.results_endpoint), self.opener),
+            FrameReceiver(results, self.opener),
             loop,
             on_messages=on_messages,
             on_crash=on_crash,
@@ -74,17 +83,32 @@ class ProxyChannel:
         on_messages: Callable[[list[ToProxy]], None],
         on_crash: Callable[[Exception], None],
         num_buckets: int = 0,
+        address: str = "",
     ) -> ProxyChannel:
-        """The owner's own lane, on this host."""
-        directory = PrivateDirectory()
+        """The owner's own lane: on this host, or over tcp at `address` of it, where rank 0 may
+        be on another one."""
+        directory = None if address else PrivateDirectory()
+        public, secret = zmq.curve_keypair() if address else (b"", b"")
+
+        def endpoint(name: str) -> str:
+            return f"tcp://{address}:*" if directory is None else directory.endpoint(name)
+
         spec = LaneSpec(
             frontend_id=OWNER_ID,
             key=secrets.token_bytes(KEY_BYTES),
-            requests_endpoint=directory.endpoint("requests"),
-            results_endpoint=directory.endpoint("results"),
+            requests_endpoint=endpoint("requests"),
+            results_endpoint=endpoint("results"),
+            curve_server_key=public,
             num_buckets=num_buckets,
         )
-        return cls(spec, limits, on_messages=on_messages, on_crash=on_crash, directory=directory)
+        return cls(
+            spec,
+            limits,
+            on_messages=on_messages,
+            on_crash=on_crash,
+            curve_secret_key=secret,
+            directory=directory,
+        )
 
     @property
     def num_wakes(self) -> int:
@@ -125,4 +149,5 @@ class ProxyChannel:
             message_bytes_max=self._limits.message_bytes_max,
             linger_ms=0,
             curve_server_key=self._curve_server_key,
+            curve_secret_key=self._curve_secret_key,
         )

@@ -91,6 +91,11 @@ def open_pair(
     return socket
 
 
+def bound_to(socket: zmq.Socket[bytes]) -> str:
+    """The endpoint that was taken: where a port was asked for as `*`, its number."""
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
 class FrameSealer:
     """Makes frames of one direction, each with the next sequence number."""
 

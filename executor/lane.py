@@ -18,6 +18,7 @@ class LaneSpec(msgspec.Struct, frozen=True, kw_only=True):
     Where the worker binds, an endpoint may end in a port of `*`; the one that was
     taken is told by `LaneOpened`. `curve_secret_key` makes the worker's sockets
     CURVE servers: over tcp only who knows the public half can take the lane's place.
+    Where the frontend binds over tcp, `curve_server_key` is its public half.
     `silence_s`: without a word from the frontend for so long the worker closes the
     lane; 0 leaves that to the owner, who sees the frontend's process.
     """
@@ -28,6 +29,7 @@ class LaneSpec(msgspec.Struct, frozen=True, kw_only=True):
     results_endpoint: str
     worker_binds: bool = False
     curve_secret_key: bytes = b""
+    curve_server_key: bytes = b""
     silence_s: float = 0.0
     num_buckets: int = 0
     """How many postprocess workers the frontend has; 0: it makes text itself."""

@@ -73,6 +73,7 @@ class WorkerLane:
                 message_bytes_max=message_bytes_max,
                 linger_ms=LINGER_MS,
                 curve_secret_key=spec.curve_secret_key,
+                curve_server_key=spec.curve_server_key,
             )
 
         requests = opened(spec.requests_endpoint)

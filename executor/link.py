@@ -102,6 +102,12 @@ class Link(ABC):
         """The last log lines of the world, where we see them."""
         return ()
 
+    @property
+    def trouble(self) -> str:
+        """What is wrong with ranks other than 0, whose own heartbeat comes by the lane; empty
+        while nothing is."""
+        return ""
+
     def counters(self) -> dict[str, int]:
         return {}
 

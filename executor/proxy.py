@@ -273,7 +273,7 @@ class Proxy(GenerationExecutor):
         if self._is_closing or self._link.dead.done() or not self._link.is_loaded:
             return
         now_s = self._loop.time()
-        what = self._watch.look(now_s)
+        what = self._watch.look(now_s) or self._link.trouble
         if not what:
             if self._trouble is not None:
                 logger.warning("%s: the engine's worker is back", self._link.name)

@@ -8,7 +8,6 @@ so. Orders go to rank 0 by an inherited socket and from there by MPI. A job serv
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable, Sequence
 
@@ -17,7 +16,7 @@ import msgspec
 from executor.world.launch import Exit, Launcher
 from executor.world.mpi_start import pack_all
 from executor.world.orders import Orders, ProcessName
-from executor.world.outer import CONTROL_FD
+from executor.world.outer import forget_control_descriptor
 from executor.world.watch import RankWatch
 from protos.errors import ConfigError
 
@@ -60,7 +59,7 @@ class ExternalLauncher(Launcher):
     ranks_end = False
 
     def __init__(self, descriptor: int) -> None:
-        os.environ.pop(CONTROL_FD)  # one world per job: who comes second finds none
+        forget_control_descriptor()
         self._channel = socket.socket(fileno=descriptor)
         self._channel.set_inheritable(False)
         self._channel.settimeout(GREETING_S_MAX)

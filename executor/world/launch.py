@@ -30,9 +30,9 @@ from typing import NamedTuple
 
 from executor.config import WorldConfig
 from executor.limits import ExecutorLimits
+from executor.world.events import LAUNCHER
 from executor.world.orders import Orders
 from executor.world.outer import control_descriptor, outer_size
-from executor.world.table import LAUNCHER
 from protos.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from typing import Any
 
 import zmq
 
+from executor.control_desk import RankAnswer
 from executor.world.collective import (
     LINK,
     Answer,
@@ -36,7 +37,7 @@ from protos.errors import ErrorData, RequestFailedError, ServerUnavailableError
 CLOSE_S_MAX = 2.0
 LOOKS_EVERY_S = 0.25
 CALLS_MAX = 64
-Values = tuple[RankValue, ...]
+Values = tuple[RankAnswer, ...]
 
 
 @dataclass(slots=True)

@@ -82,7 +82,11 @@ class Leading:
         assert self._engine is not None
         bounds = self._orders.bounds
         worker = Worker(
-            self._engine, self._inbox, self._lanes, tombstones_max=bounds.tombstones_max
+            self._engine,
+            self._inbox,
+            self._lanes,
+            tombstones_max=bounds.tombstones_max,
+            members=self._leader,
         )
         self._receiver = threading.Thread(
             target=self._lanes.receive_until_closed, name="receiver", daemon=True

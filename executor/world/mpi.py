@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from executor.child import WorkerChild
 from executor.limits import ExecutorLimits
+from executor.world.events import LAUNCHER
 from executor.world.launch import Exit, Launcher
 from executor.world.mpi_launcher import LENGTH_BYTES
 from executor.world.mpi_start import SHM_PREFIX, pack_all
 from executor.world.orders import Orders
-from executor.world.table import LAUNCHER
+from executor.world.outer import path_with
 
 KILL_AFTER_S = 1.0
 
@@ -38,7 +38,7 @@ class MpiLauncher(Launcher):
             on_exit=on_exit,
             module="executor.world.mpi_launcher",
             kind="MPI launcher",
-            environment={"PATH": _path_with_mpi()},
+            environment={"PATH": path_with(str(Path(sys.executable).parent))},  # MPICH's helpers
             leads_group=True,
         )
 
@@ -62,8 +62,3 @@ class MpiLauncher(Launcher):
     def close(self) -> None:
         if self._child is not None:
             self._child.close()
-
-
-def _path_with_mpi() -> str:
-    """MPICH looks for its helpers on the PATH; they lie beside the interpreter."""
-    return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))

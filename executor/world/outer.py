@@ -1,6 +1,7 @@
 """Whether this process stands inside an MPI or Slurm job that somebody else started.
 
-The one place that reads such a job's environment.
+The one place of the world that reads or makes an environment: such a job tells its ranks who
+they are by it, and nothing else does.
 """
 
 from __future__ import annotations
@@ -37,6 +38,22 @@ def control_descriptor() -> int | None:
     """Of the socket to rank 0's process, where our entry started this command."""
     text = os.environ.get(CONTROL_FD, "")
     return int(text) if text.isdecimal() else None
+
+
+def forget_control_descriptor() -> None:
+    """One world per job: who asks later finds none."""
+    os.environ.pop(CONTROL_FD, None)
+
+
+def command_environment(descriptor: int) -> dict[str, str]:
+    """For the command beside rank 0: it is no rank, so the way to MPI's manager is left out."""
+    kept = {name: value for name, value in os.environ.items() if name != "PMI_FD"}
+    return {**kept, CONTROL_FD: str(descriptor)}
+
+
+def path_with(folder: str) -> str:
+    """The PATH with this folder first."""
+    return os.pathsep.join((folder, os.environ.get("PATH", "")))
 
 
 def _place() -> tuple[int, int] | None:

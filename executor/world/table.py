@@ -16,10 +16,31 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
-LAUNCHER = -1
-"""Stands for the launcher's own process where a rank is asked for."""
+from executor.world.events import (
+    LAUNCHER,
+    AckReady,
+    Assembled,
+    Declare,
+    Died,
+    Done,
+    Effect,
+    End,
+    Event,
+    GiveUp,
+    Gone,
+    Heard,
+    Helloed,
+    KillAll,
+    Readied,
+    Serve,
+    StopAsked,
+    TellLeave,
+    TellStop,
+    Tick,
+    Welcome,
+)
 
 
 class Phase(enum.StrEnum):
@@ -37,130 +58,6 @@ class Phase(enum.StrEnum):
 RISING = (Phase.STARTING, Phase.LOADING)
 ALIVE = (*RISING, Phase.SERVING)
 ENDING = (Phase.STOPPING, Phase.LEAVING, Phase.KILLING)
-
-
-# --- events -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Helloed:
-    """`is_seen`: its end is seen here (its process is on this host, or the launcher tells)."""
-
-    rank: int
-    name: str
-    is_seen: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Readied:
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
-    """Its own last words."""
-
-    rank: int
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """It was told to stop and has closed everything; it waits for leave to end."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """The process of a rank, or the launcher's, has ended."""
-
-    rank: int
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """`is_well`: it may take its time; a world in trouble gets the short bound."""
-
-    is_well: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    pass
-
-
-Event: TypeAlias = (
-    Helloed | Readied | Heard | Died | Done | Gone | GiveUp | StopAsked | Tick
-)  # fmt: skip
-
-
-# --- effects ------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """Ack of a HELLO: the rank may load. A member's waits for rank 0's, whose endpoint it tells."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class AckReady:
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """Every rank is known; all load now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Serve:
-    """Every rank is ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class TellStop:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class TellLeave:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class KillAll:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Declare:
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """`leaks` names what was abandoned."""
-
-    leaks: tuple[str, ...]
-
-
-Effect: TypeAlias = (
-    Welcome | AckReady | Assembled | Serve | TellStop | TellLeave | KillAll | Declare | End
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,13 +91,15 @@ class WorldTable:
     """See the module's docstring.
 
     `has_launcher`: the launcher has a process of its own. `sees_strangers`: the end of a rank
-    that never said HELLO is seen too.
+    that never said HELLO is seen too. `watches_leader`: rank 0's silence while it serves is
+    judged here; not where the owner has a lane, whose heartbeat tells more.
     """
 
     num_ranks: int
     bounds: WorldBounds
     has_launcher: bool = False
     sees_strangers: bool = True
+    watches_leader: bool = True
     started_at_s: float = 0.0
     phase: Phase = Phase.STARTING
     cause: str = ""
@@ -234,11 +133,11 @@ class WorldTable:
         """Which rank is silent, in words; empty while all are heard."""
         if self.phase is not Phase.SERVING:
             return ""
-        for rank in self._ranks:
+        limit_s = self.bounds.silence_s
+        for rank in self._silent(now_s, limit_s):
             silent_s = now_s - rank.heard_at_s
-            if silent_s > self.bounds.silence_s:
-                limit_s = self.bounds.silence_s
-                return f"{rank.name} has said nothing for {silent_s:.1f} s (limit {limit_s:g} s)"
+            limit = f"limit {limit_s:g} s, health.silence_ms"
+            return f"{rank.name} has said nothing for {silent_s:.1f} s ({limit})"
         return ""
 
     def check(self) -> None:
@@ -461,7 +360,10 @@ class WorldTable:
         return []
 
     def _silent(self, now_s: float, bound_s: float) -> list[_Rank]:
-        waited = (rank for rank in self._ranks if not rank.is_gone and not rank.is_done)
+        watched = self._ranks
+        if self.phase is Phase.SERVING and not self.watches_leader:
+            watched = watched[1:]
+        waited = (rank for rank in watched if not rank.is_gone and not rank.is_done)
         return [rank for rank in waited if now_s - rank.heard_at_s > bound_s]
 
     def _abandon(self) -> list[Effect]:

@@ -8,7 +8,6 @@ the orders on. The job ends with the command: with its status, or at once where 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -28,7 +27,7 @@ from executor.world.mpi_start import (
     read_all,
 )
 from executor.world.orders import ProcessName
-from executor.world.outer import CONTROL_FD
+from executor.world.outer import command_environment
 from executor.world.rank import end, run_rank
 
 USAGE = "usage: mpirun -n RANKS python -m executor.world.under_mpi COMMAND [ARGUMENT ...]"
@@ -40,11 +39,10 @@ class Command:
 
     def __init__(self, argv: Sequence[str], greeting: Greeting) -> None:
         self.channel, theirs = socket.socketpair()
-        environment = {name: value for name, value in os.environ.items() if name != "PMI_FD"}
         try:
             self._process = subprocess.Popen(
                 list(argv),
-                env={**environment, CONTROL_FD: str(theirs.fileno())},
+                env=command_environment(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )

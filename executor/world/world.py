@@ -1,6 +1,6 @@
 """The world as its owner sees it: launched, assembled, loaded, serving, and one of two ends.
 
-`table.py` decides; this carries out: it owns the status socket, the launcher, the watches over
+`events.py` decides; this carries out: it owns the status socket, the launcher, the watches over
 ranks' processes, and the timer. Everything runs on the event loop that made it. After a death
 and after `stop`, `dead` holds the first cause. `stop` frees everything, abandons what does not
 end within its bound, and says so.
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import assert_never
 
 import msgspec
@@ -22,8 +22,9 @@ from executor.engine.seam import EngineIdentity
 from executor.ipc import KEY_BYTES, PrivateDirectory
 from executor.lane import LaneSpec
 from executor.limits import ExecutorLimits
-from executor.world import table
+from executor.world import events
 from executor.world.frames import SocketBounds, own_address
+from executor.world.lane_desk import LaneDesk
 from executor.world.launch import Launcher, create_launcher
 from executor.world.messages import (
     BeatAck,
@@ -33,7 +34,6 @@ from executor.world.messages import (
     LaneClosed,
     LaneOpened,
     Leave,
-    OpenLane,
     RankBeat,
     RankDied,
     RankDone,
@@ -47,19 +47,17 @@ from executor.world.messages import (
 )
 from executor.world.orders import Orders, ProcessName, RankBounds
 from executor.world.status import StatusServer
-from executor.world.table import Phase, WorldBounds, WorldTable
+from executor.world.table import SHUT_DOWN, Phase, WorldBounds, WorldTable
 from executor.world.watch import RankWatch
 from protos.errors import (
     ConfigError,
     EngineDeadError,
     ErrorData,
-    ServerUnavailableError,
     from_data,
 )
 
 logger = logging.getLogger(__name__)
 LINES_IN_MESSAGE_MAX = 8
-LANES_WAITING_MAX = 256
 
 
 class World:
@@ -101,6 +99,7 @@ class World:
             _bounds(limits),
             has_launcher=self._launcher.has_process,
             sees_strangers=self._launcher.sees_ranks,
+            watches_leader=lane is None,
             started_at_s=self._loop.time(),
         )
         self._hellos: dict[int, RankHello] = {}
@@ -108,7 +107,6 @@ class World:
         self._num_joined = 1  # rank 0 has nobody to join
         self._num_exits = 0
         self._first_error: ErrorData | None = None
-        self._lanes: dict[int, asyncio.Future[LaneSpec]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._ticks_at_s = self._loop.time() + limits.heartbeat_s
         self._is_launched = False
@@ -118,16 +116,28 @@ class World:
         self._ended: asyncio.Future[tuple[str, ...]] = self._loop.create_future()
         self._stop: asyncio.Task[tuple[str, ...]] | None = None
         self.dead: asyncio.Future[EngineDeadError] = self._loop.create_future()
+        self._lanes = LaneDesk(
+            lambda message: self._status.send(0, message), self.dead, limits.call_s_max
+        )
 
     # --- start ----------------------------------------------------------------
 
-    async def start(self, progress: Callable[[str], None]) -> EngineIdentity:
-        """Raises ConfigError or EngineDeadError; `stop` is next then."""
+    async def start(
+        self,
+        progress: Callable[[str], None],
+        on_assembled: Callable[[], Awaitable[None]] | None = None,
+    ) -> EngineIdentity:
+        """Raises ConfigError or EngineDeadError; `stop` is next then.
+
+        `on_assembled` is awaited when every rank is there and none is loaded yet.
+        """
         started_at_s = self._loop.time()
         await self._launcher.launch(self._orders(), self._look)
         self._is_launched = True
         self._look()
         await self._or_death(self._assembled)
+        if on_assembled is not None:
+            await on_assembled()
         pids = " ".join(str(self._hellos[rank].process.pid) for rank in range(self.num_ranks))
         progress(f"engine worker {pids} is up; loading {self._config.model or 'the model'}")
         await self._or_death(self._serving)
@@ -188,6 +198,11 @@ class World:
         return self._launcher.name
 
     @property
+    def leader(self) -> ProcessName:
+        """Rank 0's process; known once the world is up."""
+        return self._hellos[0].process
+
+    @property
     def identity(self) -> EngineIdentity:
         return self._serving.result()
 
@@ -235,52 +250,29 @@ class World:
 
     # --- lanes ----------------------------------------------------------------
 
-    async def open_lane(self, spec: LaneSpec, timeout_s: float | None = None) -> LaneSpec:
+    async def open_lane(self, spec: LaneSpec) -> LaneSpec:
         """Rank 0's sockets for one more frontend; the spec with the endpoints that were taken.
 
         Raises RequestError where it cannot be opened, ServerUnavailableError where rank 0 does
         not answer, EngineDeadError after a death.
         """
-        if self.dead.done():
-            raise self.dead.result()
-        frontend_id = spec.frontend_id
-        if frontend_id in self._lanes or len(self._lanes) >= LANES_WAITING_MAX:
-            raise ServerUnavailableError(f"lane {frontend_id} is being opened, or too many are")
-        future: asyncio.Future[LaneSpec] = self._loop.create_future()
-        self._lanes[frontend_id] = future
-        try:
-            self._status.send(0, OpenLane(spec))
-            await asyncio.wait(
-                (future, self.dead),
-                timeout=timeout_s or self._limits.call_s_max,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            del self._lanes[frontend_id]
-        if future.done():
-            return future.result()
-        if self.dead.done():
-            raise self.dead.result()
-        raise ServerUnavailableError(f"rank 0 did not open lane {frontend_id} in time")
+        return await self._lanes.open(spec)
 
     def close_lane(self, frontend_id: int, why: str) -> None:
         """Its requests are aborted. Unknown and closed ones are ignored."""
         self._status.send(0, CloseLane(frontend_id, why))
 
-    def _on_lane_opened(self, message: LaneOpened) -> None:
-        future = self._lanes.get(message.frontend_id)
-        if future is None or future.done():
-            return
-        if message.spec is not None:
-            future.set_result(message.spec)
-        elif message.error is not None:
-            future.set_exception(from_data(message.error))
-
     # --- death ----------------------------------------------------------------
 
     def give_up(self, why: str) -> None:
         """Kill a world that does not come back; it counts as dead even if it cannot end."""
-        self._feed(table.GiveUp(why))
+        self._feed(events.GiveUp(why))
+
+    def kill(self) -> None:
+        """End every rank at once; harmless at any time. Its death is then seen as any other."""
+        for watch in self._watches.values():
+            watch.kill()
+        self._launcher.kill()
 
     def _declare(self, cause: str) -> None:
         lines = self._launcher.log_lines[-LINES_IN_MESSAGE_MAX:]
@@ -307,7 +299,7 @@ class World:
 
     async def _stop_all(self, *, is_well: bool) -> tuple[str, ...]:
         await asyncio.sleep(0)  # `_stop` is set: what ends from here on was wanted
-        self._feed(table.StopAsked(is_well=is_well and not self.trouble))
+        self._feed(events.StopAsked(is_well=is_well and not self.trouble))
         leaks = await self._ended if self._is_launched else ()
         if self._timer is not None:
             self._timer.cancel()
@@ -317,7 +309,7 @@ class World:
         self._launcher.close()
         if self._folder is not None:
             self._folder.close()
-        self._set_dead(f"the engine of {self.name} is dead: {table.SHUT_DOWN}", is_wanted=True)
+        self._set_dead(f"the engine of {self.name} is dead: {SHUT_DOWN}", is_wanted=True)
         return leaks
 
     # --- events ---------------------------------------------------------------
@@ -327,21 +319,21 @@ class World:
             case RankHello():
                 self._on_hello(rank, message)
             case RankJoined():
-                self._feed(table.Heard(rank))
+                self._feed(events.Heard(rank))
                 self._num_joined += 1
                 self._forget_files()
             case RankReady():
                 self._identity = message.identity or self._identity
-                self._feed(table.Readied(rank))
+                self._feed(events.Readied(rank))
             case RankBeat():
-                self._feed(table.Heard(rank))
+                self._feed(events.Heard(rank))
                 self._status.send(rank, BeatAck())
             case RankDied():
                 self._on_died(rank, message.error)
             case RankDone():
-                self._feed(table.Done(rank))
+                self._feed(events.Done(rank))
             case LaneOpened():
-                self._on_lane_opened(message)
+                self._lanes.on_opened(message)
             case LaneClosed():
                 self._on_lane_closed(message.frontend_id, message.why)
             case _:
@@ -359,29 +351,29 @@ class World:
         name = f"rank {rank} (process {hello.process.pid}"
         name += ")" if is_here else f" on {hello.process.host.partition('/')[0]})"
         is_seen = launcher.ranks_end and (is_here or launcher.sees_ranks)
-        self._feed(table.Helloed(rank, name, is_seen))
+        self._feed(events.Helloed(rank, name, is_seen))
 
     def _on_died(self, rank: int, error: ErrorData) -> None:
         self._first_error = self._first_error or error
         self._status.send(rank, DiedAck())
-        self._feed(table.Died(rank, f"{error.kind}: {error.message}"))
+        self._feed(events.Died(rank, f"{error.kind}: {error.message}"))
 
     def _look(self) -> None:
         """Whoever ended since the last look."""
         exits = self._launcher.exits()
         for exit_ in exits[self._num_exits :]:
-            self._feed(table.Gone(exit_.rank, exit_.words))
+            self._feed(events.Gone(exit_.rank, exit_.words))
         self._num_exits = len(exits)
         for watch in self._watches.values():
             if watch.is_news():
-                self._feed(table.Gone(watch.rank, watch.words))
+                self._feed(events.Gone(watch.rank, watch.words))
 
     def _tick(self) -> None:
         self._timer = None
         self._ticks_at_s = self._loop.time() + self._limits.heartbeat_s
-        self._feed(table.Tick())
+        self._feed(events.Tick())
 
-    def _feed(self, event: table.Event) -> None:
+    def _feed(self, event: events.Event) -> None:
         for effect in self._table.handle(event, self._loop.time()):
             self._carry_out(effect)
         self._set_timer()
@@ -399,29 +391,29 @@ class World:
 
     # --- effects --------------------------------------------------------------
 
-    def _carry_out(self, effect: table.Effect) -> None:
+    def _carry_out(self, effect: events.Effect) -> None:
         match effect:
-            case table.Welcome():
+            case events.Welcome():
                 leader = self._hellos[0]
                 ack = HelloAck(leader.leader_endpoint, leader.leader_curve_key)
                 self._status.send(effect.rank, ack)
-            case table.AckReady():
+            case events.AckReady():
                 self._status.send(effect.rank, ReadyAck())
-            case table.Assembled():
+            case events.Assembled():
                 self._forget_files()
                 self._assembled.set_result(None)
-            case table.Serve():
+            case events.Serve():
                 assert self._identity is not None
                 self._serving.set_result(self._identity)
-            case table.TellStop():
+            case events.TellStop():
                 self._status.send(0, StopRank())
-            case table.TellLeave():
+            case events.TellLeave():
                 self._tell_all(Leave())
-            case table.KillAll():
-                self._kill()
-            case table.Declare():
+            case events.KillAll():
+                self.kill()
+            case events.Declare():
                 self._declare(effect.cause)
-            case table.End():
+            case events.End():
                 self._ended.set_result(effect.leaks)
             case _:
                 assert_never(effect)
@@ -429,11 +421,6 @@ class World:
     def _tell_all(self, message: ToRank) -> None:
         for rank in range(self.num_ranks):
             self._status.send(rank, message)
-
-    def _kill(self) -> None:
-        for watch in self._watches.values():
-            watch.kill()
-        self._launcher.kill()
 
     def _forget_files(self) -> None:
         """Once all are connected: without socket files a SIGKILL of ours leaves nothing."""

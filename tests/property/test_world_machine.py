@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from executor.world.table import (
+from executor.world.events import (
     LAUNCHER,
     Declare,
     Died,
@@ -19,15 +19,14 @@ from executor.world.table import (
     Heard,
     Helloed,
     KillAll,
-    Phase,
     Readied,
     Serve,
     StopAsked,
     TellLeave,
     TellStop,
     Tick,
-    WorldTable,
 )
+from executor.world.table import Phase, WorldTable
 from tests.support.world_table import BOUNDS
 
 RANKS = st.integers(-2, 4)

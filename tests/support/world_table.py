@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from executor.world.table import Effect, Event, Helloed, Readied, WorldBounds, WorldTable
+from executor.world.events import Effect, Event, Helloed, Readied
+from executor.world.table import WorldBounds, WorldTable
 
 BOUNDS = WorldBounds(
     hello_s_max=60.0,

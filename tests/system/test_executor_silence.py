@@ -13,6 +13,7 @@ import pytest
 
 from executor.executor import GenerationExecutor
 from executor.health import HealthBounds
+from executor.owned_link import OwnedLink
 from executor.proxy import Proxy
 from protos.errors import EngineDeadError, ServerUnavailableError
 from tests.support.executor_baseline import nothing_left
@@ -130,9 +131,10 @@ async def test_a_worker_that_not_even_sigkill_ends_is_dead_all_the_same(
     """Guards a server that waits for ever for a process in uninterruptible sleep."""
     async with running(**HASTY) as executor:
         assert isinstance(executor, Proxy)
+        assert isinstance(executor._link, OwnedLink)
         os.kill(executor.worker_pids[0], signal.SIGSTOP)
         with monkeypatch.context() as patch:
-            patch.setattr(executor._link, "kill", lambda: None)
+            patch.setattr(executor._link.world, "kill", lambda: None)
             error = await asyncio.wait_for(executor.wait_dead(), ALLOWANCE * 2)
         assert "was killed (health.give_up_ms is 1000)" in error.message
         assert executor.worker_pids

@@ -25,6 +25,8 @@ PACKAGES = (
 )
 PURE = (
     "executor/ledger.py",
+    "executor/world/events.py",
+    "executor/world/table.py",
     "executor/engine/scheduler.py",
     "executor/engine/kv_cache.py",
     "executor/engine/kv_events.py",
@@ -44,9 +46,13 @@ PURE = (
 )
 IMPURE_MODULES = {"asyncio", "socket", "grpc", "torch", "time", "threading", "zmq", "random"}
 LINES_MAX = 450
-ENVIRONMENT_READERS = {"kv_transfer/ucx_binding.py", "executor/child.py"}
-"""One shields UCX from the environment, one passes it on to a worker; none takes settings
-from it. `baton/` may read it for the user."""
+ENVIRONMENT_READERS = {
+    "kv_transfer/ucx_binding.py",
+    "executor/child.py",
+    "executor/world/outer.py",
+}
+"""One shields UCX from the environment, one passes it on to a worker, one asks MPI's and Slurm's
+variables which rank this is; none takes settings from it. `baton/` may read it for the user."""
 
 
 def sources() -> Iterator[Path]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from executor.world.table import (
+from executor.world.events import (
     LAUNCHER,
-    SHUT_DOWN,
     AckReady,
     Assembled,
     Declare,
@@ -25,6 +24,7 @@ from executor.world.table import (
     Tick,
     Welcome,
 )
+from executor.world.table import SHUT_DOWN
 from tests.support.world_table import BOUNDS, Driven
 
 LATER_S = BOUNDS.last_words_s
@@ -135,6 +135,14 @@ def test_a_silent_rank_is_trouble_first_and_dead_later() -> None:
     world.give(Heard(0), at_s=31.0)
     assert world.give(Tick()) == [KillAll()]
     assert "rank 1 said nothing for 30 s" in str(world.give(Tick(), at_s=31.2)[1])
+
+
+def test_the_leaders_silence_may_be_another_ones_affair() -> None:
+    world = Driven(2, watches_leader=False).serving()
+    for second in range(1, 40):
+        world.give(Heard(1), at_s=float(second))
+        assert world.give(Tick()) == []
+    assert world.table.trouble(39.0) == ""
 
 
 def test_an_owner_that_slept_does_not_blame_the_ranks() -> None:
