@@ -17,8 +17,8 @@ import concurrent.futures
 import logging
 import os
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from baton.line import Entry, Line
 from executor.config import EngineConfig
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from common.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 STOP_S_MAX = 200.0
 """More than the executor takes at worst: it abandons what it cannot end."""
 OVER = "this LLM is shut down"
@@ -81,6 +82,21 @@ class EngineThread:
         try:
             self._loop.call_soon_threadsafe(self._line.add, entry)
         except RuntimeError:  # closed since
+            raise ServerUnavailableError(OVER) from None
+
+    def run(self, ask: Callable[[], Awaitable[T]]) -> concurrent.futures.Future[T]:
+        """Ask the executor something, on its loop. Raises as `submit`; a stop cancels it."""
+        if os.getpid() != self._pid or self._stopping.is_set() or self._loop is None:
+            raise ServerUnavailableError(OVER)
+
+        async def asked() -> T:
+            return await ask()
+
+        coroutine = asked()
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:  # closed since
+            coroutine.close()
             raise ServerUnavailableError(OVER) from None
 
     def stop(self) -> bool:

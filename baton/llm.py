@@ -31,6 +31,7 @@ from baton.batch import Batch, named, one_each
 from baton.calls import Message, sampling_of
 from baton.engine_thread import EngineThread
 from baton.line import Entry
+from baton.llm_control import EngineControls
 from baton.prompts import Prompt, encode_prompt, split_prompts
 from common.config import parse_config
 from common.text.tokenizer import Tokenizer, load_tokenizer
@@ -83,7 +84,7 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
 
 
-class LLM:
+class LLM(EngineControls):
     """See the module's docstring. Any thread may use it, and several may at once."""
 
     def __init__(

@@ -66,6 +66,16 @@ class Subscription(Generic[T]):
             await self._news.wait()
         return self._items.popleft()
 
+    async def take(self, timeout_s: float) -> list[T]:
+        """All there is; waits up to `timeout_s` for a first item. Raises as the iteration does."""
+        try:
+            first = [await asyncio.wait_for(anext(self), timeout_s)] if not self._items else []
+        except (TimeoutError, StopAsyncIteration):
+            return []
+        items = [*first, *self._items]
+        self._items.clear()
+        return items
+
     def __enter__(self) -> Subscription[T]:
         return self
 
