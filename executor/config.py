@@ -86,7 +86,8 @@ class ExecutorConfig(ConfigStruct, frozen=True, kw_only=True):
     ray_address: str = ""
     """The Ray cluster to join; empty: one on this host, started and stopped with us."""
     postprocess_workers: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Processes that make text and match stop strings; 0: the serving process does it."""
+    """Processes that make text and match stop strings; 0: the serving process does it.
+    One that answers nothing for `health.silence_ms` is killed and replaced."""
     send_batch_max: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Messages to the engine that may share a frame; 1 sends each at once."""
     send_batch_ms: Annotated[float, Meta(ge=0, le=1000)] = 1.0

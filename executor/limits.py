@@ -28,8 +28,6 @@ class ExecutorLimits:
     """For an answer to a control call (release, renew, load, audit)."""
     control_s_max: float = 600.0
     """The same for a collective call: weights are loaded again, a trace is written."""
-    control_s_max: float = 600.0
-    """The same for a collective call: weights are loaded again, a trace is written."""
     last_words_s: float = 0.1
     """From seeing the worker's exit to declaring it: what it sent before is read first."""
     stop_live_s_max: float = 180.0
@@ -62,4 +60,5 @@ class ExecutorLimits:
             send_batch_s=executor.send_batch_ms / 1000,
             stop_live_s_max=executor.stop_s_max,
             lane_silence_s=executor.lane_silence_ms / 1000,
+            post=PostLimits(answer_s_max=health.silence_s),
         )
