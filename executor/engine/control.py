@@ -97,6 +97,9 @@ def _bad_argument(method: Method, name: str, value: Builtin, limit: str) -> Inva
     )
 
 
+_UCX = {"tls": str, "net_devices": str}
+
+
 def control_methods(control: EngineControl, facts: RankFacts) -> dict[str, Method]:
     """The table over a rank's control."""
     path, name = {"path": str}, {"name": str}
@@ -110,6 +113,7 @@ def control_methods(control: EngineControl, facts: RankFacts) -> dict[str, Metho
         Method("list_loras", lambda: [msgspec.to_builtins(lora) for lora in control.list_loras()]),
         Method("describe", lambda: describe(facts, is_asleep=control.is_asleep)),
         Method("reset_counters", control.reset_counters),
+        Method("check_transport", check_transport, is_coordinated=True, parameters=_UCX),
     )
     return {method.name: method for method in methods}
 
@@ -117,6 +121,20 @@ def control_methods(control: EngineControl, facts: RankFacts) -> dict[str, Metho
 def _written(export: TraceExport) -> Deferred:
     def finish() -> Builtin:
         return {"path": export.path, "steps": export.num_steps, "bytes": export.write()}
+
+    return Deferred(finish)
+
+
+def check_transport(tls: str, net_devices: str) -> Deferred:
+    """Open UCX in this very process and send a frame through an endpoint of it.
+
+    Raises ConfigError or KvTransferError where that cannot be done.
+    """
+
+    def finish() -> Builtin:
+        from executor.engine.transport_check import send_frame_over_ucx
+
+        return {"wires": send_frame_over_ucx(tls, net_devices)}
 
     return Deferred(finish)
 

@@ -91,17 +91,3 @@ def answer(call_id: int, methods: dict[str, Method], call: MemberCall) -> Answer
     except Exception as error:
         wrapped = InternalError(f"{call.method}: {type(error).__name__}: {error}")
         return Answer(call_id, error=wrapped.to_data())
-
-
-def check_transport(tls: str, net_devices: str) -> dict[str, Any]:
-    """Open UCX in this very process and send a frame through an endpoint of it: which wires?
-
-    Raises ConfigError or KvTransferError where that cannot be done.
-    """
-    from executor.world.transport_check import send_frame_over_ucx
-
-    return {"wires": send_frame_over_ucx(tls, net_devices)}
-
-
-def transport_method(tls: str, net_devices: str) -> Method:
-    return Method("check_transport", lambda: check_transport(tls, net_devices))

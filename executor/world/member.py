@@ -24,7 +24,6 @@ from executor.world.collective import (
     ToMember,
     answer,
     not_leader,
-    transport_method,
 )
 from executor.world.frames import Context, RankDealer, SocketBounds, open_dealer
 from executor.world.messages import HelloAck
@@ -75,8 +74,7 @@ class Member:
             settings = TransportSettings(tls=transfer.ucx_tls, net_devices=transfer.ucx_net_devices)
             self._transport = create_transport("ucx", settings)
         facts = RankFacts(self._orders.rank, config.engine, config.device)
-        check = transport_method(transfer.ucx_tls, transfer.ucx_net_devices)
-        self._methods = {**MemberControl(facts).methods(), check.name: check}
+        self._methods = dict(MemberControl(facts).methods())
         if config.scripted.load_ms and config.engine == "scripted":
             time.sleep(config.scripted.load_ms / 1000)
         self.is_loaded = True

@@ -1,4 +1,7 @@
-"""Whether UCX works in this process: two transports, one endpoint, one frame."""
+"""Whether UCX works in this process: two transports, one endpoint, one frame.
+
+Asked of every rank of a world: where MPI has loaded its own, older UCX first, it does not.
+"""
 
 from __future__ import annotations
 
