@@ -17,17 +17,13 @@ import concurrent.futures
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from baton.line import Entry, Line
-from executor.config import EngineConfig
 from executor.executor import GenerationExecutor
 from executor.home import Home
 from protos.errors import ServerUnavailableError
-
-if TYPE_CHECKING:
-    from common.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,18 +33,15 @@ OVER = "this LLM is shut down"
 
 
 class EngineThread:
+    """`create` makes the executor, on the thread's loop; `room` is how many requests it may
+    hold at once."""
+
     def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        name: str,
-        tokenizer: Tokenizer | None,
-        progress: Callable[[str], None] | None,
+        self, create: Callable[[], Coroutine[Any, Any, GenerationExecutor]], *, name: str, room: int
     ) -> None:
-        self._config = config
+        self._create = create
         self._name = name
-        self._tokenizer = tokenizer
-        self._progress = progress
+        self._room = room
         self._pid = os.getpid()
         self._stopping = asyncio.Event()
         self._has_loop = threading.Event()
@@ -132,8 +125,8 @@ class EngineThread:
             self._has_loop.set()
 
     async def _live(self) -> None:
-        executor = await self._create()
-        self._line = Line(executor.submit, room=_room(self._config))
+        executor = await self._create_or_stop()
+        self._line = Line(executor.submit, room=self._room)
         try:
             self._started.set_result((executor, Home.here()))
             await self._stopping.wait()
@@ -141,13 +134,9 @@ class EngineThread:
             self._line.close(ServerUnavailableError(OVER))
             await executor.shutdown()
 
-    async def _create(self) -> GenerationExecutor:
+    async def _create_or_stop(self) -> GenerationExecutor:
         """Raises ServerUnavailableError where it is stopped meanwhile."""
-        create = asyncio.create_task(
-            GenerationExecutor.create(
-                self._config, name=self._name, tokenizer=self._tokenizer, progress=self._progress
-            )
-        )
+        create = asyncio.create_task(self._create())
         stop = asyncio.create_task(self._stopping.wait())
         await asyncio.wait((create, stop), return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
@@ -158,10 +147,3 @@ class EngineThread:
         if isinstance(outcome, GenerationExecutor):  # it was up before the cancel reached it
             await outcome.shutdown()
         raise ServerUnavailableError(OVER)
-
-
-def _room(config: EngineConfig) -> int:
-    """Requests that the engine may hold at once: enough that it never runs dry, and few
-    enough that it never refuses one, and that none waits long in its queue."""
-    scheduler = config.scheduler
-    return min(2 * scheduler.max_sequences, scheduler.max_queued)

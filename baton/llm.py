@@ -19,28 +19,28 @@ and every later one with the same EngineDeadError.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
 
-import msgspec
-
 from baton.batch import Batch, named, one_each
 from baton.calls import Message, sampling_of
 from baton.engine_thread import EngineThread
 from baton.line import Entry
 from baton.llm_control import EngineControls
+from baton.llm_start import engine_config_of, point_of, room_of, text_side
 from baton.prompts import Prompt, encode_prompt, split_prompts
-from common.config import parse_config
-from common.text.tokenizer import Tokenizer, load_tokenizer
+from common.text.tokenizer import Tokenizer
 from executor.config import EngineConfig
-from executor.preflight import check_model, load_own_tokenizer
+from executor.executor import GenerationExecutor
+from executor.preflight import check_model
 from executor.request import ExecutorRequest, admit_request
 from executor.result import GenerationResult, ResultChunk
 from protos.completion import Completion
-from protos.errors import BatonError, ConfigError, WrongThreadError
+from protos.errors import BatonError, WrongThreadError
 from protos.messages import ModelLimits, SamplingParams
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class LLM(EngineControls):
         executor: str | Mapping[str, Any] | None = None,
         tokenizer: Tokenizer | str | Path | None = None,
         config: EngineConfig | None = None,
+        secret_file: str | Path | None = None,
         name: str = "llm",
         progress: Callable[[str], None] | None = None,
         **engine: Any,
@@ -103,20 +104,28 @@ class LLM(EngineControls):
         `engine` are the keys of a server's `engine:` section, such as
         `dtype="bfloat16", kv_cache={"num_blocks": 4096}`; or give a whole `config`.
         `executor` is the executor's form or that section's `executor` in full.
-        `tokenizer` is the model's own where none is given. `progress` hears of the
-        stages in words.
+        `tokenizer` is the model's own where none is given. `secret_file` holds the
+        cluster's secret, for an engine that a `baton worker` runs (form "rpc").
+        `progress` hears of the stages in words.
 
         Raises ConfigError for what cannot work, EngineDeadError with the worker's
         own words where the engine does not come up.
         """
-        self._config = _engine_config(str(model), executor, config, engine)
+        self._config = engine_config_of(str(model), executor, config, engine)
         check_model(self._config)
-        self.tokenizer = _tokenizer(tokenizer, self._config)
+        self.tokenizer, spec = text_side(tokenizer, self._config)
         self._name = name
         self._numbers = itertools.count(1)
-        self._engine = EngineThread(
-            self._config, name=name, tokenizer=self.tokenizer, progress=progress
+        create = functools.partial(
+            GenerationExecutor.create,
+            self._config,
+            name=name,
+            tokenizer=self.tokenizer,
+            progress=progress,
+            tokenizer_spec=spec,
+            point=point_of(self._config, secret_file),
         )
+        self._engine = EngineThread(create, name=name, room=room_of(self._config))
         self._executor, self._home = self._engine.start()
         self._finalizer = weakref.finalize(self, self._engine.stop)
 
@@ -287,33 +296,3 @@ def _chunks(result: GenerationResult) -> Iterator[ResultChunk]:
     finally:
         if not result.is_ended:
             result.abort()
-
-
-def _engine_config(
-    model: str,
-    executor: str | Mapping[str, Any] | None,
-    config: EngineConfig | None,
-    engine: dict[str, Any],
-) -> EngineConfig:
-    """Without a `config`, KV stays in the engine's process: nobody fetches it from an LLM."""
-    if config is not None and engine:
-        raise ConfigError(
-            f"config is given, and so is {next(iter(engine))}; give a whole config or its keys",
-            field="config",
-        )
-    keys = msgspec.to_builtins(engine if config is None else config)
-    if config is None:
-        keys.setdefault("transfer", {"transport": "inproc"})
-    if model:
-        keys["model"] = model
-    if executor is not None:
-        keys["executor"] = {"form": executor} if isinstance(executor, str) else dict(executor)
-    return parse_config(keys, EngineConfig, source="LLM")
-
-
-def _tokenizer(given: Tokenizer | str | Path | None, config: EngineConfig) -> Tokenizer | None:
-    if given is None:
-        return load_own_tokenizer(config)
-    if isinstance(given, str | Path):
-        return load_tokenizer(Path(given))
-    return given

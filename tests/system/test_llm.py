@@ -29,10 +29,14 @@ from protos.errors import (
     UnsupportedError,
 )
 from tests.support.executor_baseline import nothing_left
+from tests.support.golden import demo_model
 from tests.support.llm_scripted import CRASH, HANG, REFUSE, SEED, expected, letters, make_llm
+from tests.support.serving_double import LetterTokenizer
 
 pytestmark = pytest.mark.system
 DEATH_S_MAX = 5.0
+RPC = {"rpc_address": "127.0.0.1:1"}
+POST = {"postprocess_workers": 1}
 
 
 def many(num: int) -> list[list[int]]:
@@ -290,10 +294,21 @@ def test_what_cannot_start_says_why_and_leaves_nothing() -> None:
             ({"model": "/nowhere"}, "/nowhere"),
             ({"engine": "scripted", "executor": "carrier-pigeon"}, "executor.form"),
             ({"config": EngineConfig(), "dtype": "float32"}, "dtype"),
+            ({"engine": "scripted", "executor": RPC}, "secret_file is not given"),
+            ({"engine": "scripted", "executor": POST, "tokenizer": LetterTokenizer()}, "a path"),
         ):
             with pytest.raises(ConfigError, match=words):
                 LLM(**options)
         gc.collect()
+
+
+def test_text_workers_load_the_tokenizer_that_was_named() -> None:
+    """Guards: text by the model's tokenizer where another one was given by path."""
+    with nothing_left(), LLM(engine="scripted", executor=POST, tokenizer=demo_model()) as llm:
+        done = llm.generate("Hello", max_tokens=5, seed=SEED)
+        assert llm.tokenizer is not None
+        assert done.text == llm.tokenizer.decode(done.token_ids)
+        assert done.prompt_token_ids == llm.tokenizer.encode("Hello")
 
 
 def test_an_interrupt_while_it_loads_leaves_nothing() -> None:

@@ -38,14 +38,60 @@ def test_golden_tokens_and_texts_come_out_of_one_call() -> None:
         assert list(begun.token_ids) == prompt.output_ids[10:]
 
 
-def test_the_example_runs() -> None:
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, str(root / "examples" / "offline.py")],
+IN_ONE_PROCESS = """
+import numpy as np
+from baton import LLM
+from protos.errors import RequestFailedError
+from tests.support.golden import GOLDEN, demo_engine
+
+prompt = min(GOLDEN, key=lambda item: abs(len(item.prompt_ids) - 15))
+first = prompt.output_ids[0]
+
+def ban(token_ids, logits):
+    logits[first] = -np.inf
+    return logits
+
+with LLM(executor="single", **demo_engine()) as llm:
+    plain = llm.generate(prompt.prompt_ids, max_tokens=8, ignore_eos=True)
+    asked = {"return_generation_logits": True, "return_context_logits": True}
+    done = llm.generate(prompt.prompt_ids, max_tokens=8, ignore_eos=True, **asked)
+    assert list(plain.token_ids) == list(done.token_ids) == prompt.output_ids[:8]
+    assert plain.context_logits is plain.generation_logits is None
+    vocab_size = llm.limits.vocab_size
+    assert done.context_logits.shape == (len(prompt.prompt_ids), vocab_size)
+    assert done.generation_logits.argmax(1).tolist() == prompt.output_ids[:8]
+    assert done.context_logits[-1].argmax() == first
+    stop = prompt.output_text[:4]
+    cut = llm.generate(prompt.prompt_ids, max_tokens=8, stop=stop, **asked)
+    assert cut.generation_logits.shape == (len(cut.token_ids), vocab_size)
+    banned = llm.generate(prompt.prompt_ids, max_tokens=3, logits_processor=ban)
+    assert first not in banned.token_ids
+    try:
+        llm.generate(prompt.prompt_ids, logits_processor=lambda ids, logits: logits[:5])
+    except RequestFailedError as error:
+        print(error.message)
+    assert len(llm.generate(prompt.prompt_ids, max_tokens=2).token_ids) == 2
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
         timeout=100,
-        cwd=root,
+        cwd=Path(__file__).resolve().parents[2],
     )
+
+
+def test_logits_and_processors_work_in_one_process() -> None:
+    """In a process of its own: it loads torch and sets its threads."""
+    done = run("-c", IN_ONE_PROCESS)
+    assert done.returncode == 0, done.stderr
+    assert "the logits processor failed" in done.stdout
+
+
+def test_the_example_runs() -> None:
+    done = run("examples/offline.py")
     assert (done.returncode, done.stderr) == (0, "")
     assert "The capital of France is Paris" in done.stdout
