@@ -38,12 +38,12 @@ class Dispatcher(Generic[T]):
         self._on_crash = on_crash
         self._fd = -1
         self._is_held = False
+        self._is_scheduled = False
         self.num_wakes = 0
 
     def start(self) -> None:
         self._fd = int(self._receiver.socket.FD)
-        self._loop.add_reader(self._fd, self._take)
-        self._loop.call_soon(self._take)  # the descriptor tells of what is new, not of what is
+        self._listen()
 
     def hold(self, is_held: bool) -> None:
         """Read nothing for a while; what comes stays in the socket."""
@@ -53,8 +53,7 @@ class Dispatcher(Generic[T]):
         if is_held:
             self._loop.remove_reader(self._fd)
         else:
-            self._loop.add_reader(self._fd, self._take)
-            self._loop.call_soon(self._take)
+            self._listen()
 
     def stop(self) -> None:
         """Nothing is delivered after it. Safe twice."""
@@ -62,6 +61,23 @@ class Dispatcher(Generic[T]):
             self._loop.remove_reader(self._fd)
             self._fd = -1
         self._receiver.socket.close(linger=0)
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._fd, self._on_readable)
+        self._schedule()  # the descriptor tells of what is new, not of what is
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._on_turn)
+
+    def _on_turn(self) -> None:
+        self._is_scheduled = False
+        self._take()
+
+    def _on_readable(self) -> None:
+        if not self._is_scheduled:  # else that turn is soon enough
+            self._take()
 
     def _take(self) -> None:
         if self._fd < 0 or self._is_held:
@@ -71,11 +87,10 @@ class Dispatcher(Generic[T]):
             messages = self._receiver.drain(FRAMES_A_TURN_MAX)
             if messages:
                 self._on_messages(messages)
-            has_more = self._receiver.has_frames()
         except Exception as error:
             logger.exception("reading the results crashed")
             self.stop()
             self._on_crash(error)
             return
-        if has_more:
-            self._loop.call_soon(self._take)
+        if self._receiver.may_have_more:
+            self._schedule()

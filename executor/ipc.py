@@ -174,17 +174,18 @@ class FrameReceiver(Generic[T]):
     def __init__(self, socket: zmq.Socket[bytes], opener: FrameOpener[T]) -> None:
         self.socket = socket
         self.opener = opener
-
-    def has_frames(self) -> bool:
-        return bool(int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN)
+        self.may_have_more = True
+        """False where the last `drain` took all that had arrived by then."""
 
     def drain(self, messages_max: int) -> list[T]:
         """What has arrived, in order, at most `messages_max` frames; never waits."""
         messages: list[T] = []
+        self.may_have_more = True
         for _ in range(messages_max):
             try:
                 frame = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
+                self.may_have_more = False
                 break
             message = self.opener.open(frame)
             if message is not None:
