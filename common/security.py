@@ -86,6 +86,10 @@ class ClusterSecret:
                 limit="the token derived from the cluster's secret file",
             )
 
+    def derive(self, purpose: bytes) -> dict[str, bytes]:
+        """A key for one purpose out of each of ours, the signing one first."""
+        return {key_id: _mac(key, b"derive", purpose) for key_id, key in self.keys.items()}
+
 
 def _mac(key: bytes, purpose: bytes, payload: bytes) -> bytes:
     return hmac.digest(key, purpose + b"\x00" + payload, hashlib.sha256)

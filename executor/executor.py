@@ -66,8 +66,9 @@ class GenerationExecutor(ABC):
 
         `progress` hears about the stages in words. `tokenizer_spec` names, for postprocess
         workers, what `tokenizer` is where it is not the model's own; `point` is where a world of
-        another process is attached to. Raises ConfigError for a configuration or model that cannot work, EngineDeadError with the
-        worker's real error for anything else. Nothing is left behind then.
+        another process is attached to. Raises ConfigError for a configuration or model that
+        cannot work, EngineDeadError with the worker's real error for anything else. Nothing is
+        left behind then.
         """
         from executor.forms import choose_form
         from executor.post.start import post_maker

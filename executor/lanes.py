@@ -125,8 +125,11 @@ class Lanes:
         is_stopping: Callable[[], bool],
         queue_messages_max: int,
         message_bytes_max: int,
+        on_closed: Callable[[int, str], None] = lambda _id, _why: None,
     ) -> None:
+        """`on_closed` hears of every lane that is closed before the end; it must not wait."""
         self._inbox = inbox
+        self._on_closed = on_closed
         self._clock = clock
         self._is_stopping = is_stopping
         self._queue_messages_max = queue_messages_max
@@ -137,6 +140,7 @@ class Lanes:
         self._arrivals: deque[WorkerLane] = deque()
         self._departures: deque[WorkerLane] = deque()
         self._change_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._is_shut = False
         self._greeting: Ready | None = None
         self._num_bad_frames = 0
         self.num_unsaid = 0
@@ -164,8 +168,8 @@ class Lanes:
             )
             self._lanes[spec.frontend_id] = lane
             self._arrivals.append(lane)
-            if self._greeting is not None:
-                self._send(lane, self._greeting)
+            if self._greeting is not None:  # nobody is connected yet
+                lane.backlog.append(self._greeting)
         os.eventfd_write(self._change_fd, 1)
         return lane.spec
 
@@ -177,12 +181,15 @@ class Lanes:
                 self._close(lane, why)
 
     def close_silent(self) -> None:
-        """Asked now and then: frontends that nobody watches show their life by a Beat."""
+        """Asked now and then: frontends that nobody watches show their life by a Beat. One whose
+        connection broke may miss what it asked for, or believe that we do."""
         now_s = self._clock()
         with self._lock:
             for lane in list(self._lanes.values()):
-                bound_s = lane.spec.silence_s
-                if bound_s and now_s - lane.heard_at_s > bound_s:
+                bound_s, num_lost = lane.spec.silence_s, lane.opener.num_lost
+                if num_lost:
+                    self._close(lane, f"its connection broke, and {num_lost} frames are lost")
+                elif bound_s and now_s - lane.heard_at_s > bound_s:
                     self._close(lane, f"nothing was heard from it for {bound_s:g} s")
 
     # --- answers --------------------------------------------------------------
@@ -244,16 +251,19 @@ class Lanes:
         poller.register(self._change_fd, zmq.POLLIN)
         lanes: dict[zmq.Socket[bytes], WorkerLane] = {}
         try:
-            while True:
+            while not self._is_shut:
                 ready = dict(poller.poll())
                 self._take_changes(poller, lanes)
                 now_s = self._clock()
                 for socket, lane in lanes.items():
                     if socket in ready:
                         self._inbox.put(lane.drain(self._queue_messages_max, now_s))
-        except zmq.ContextTerminated:  # how the main thread ends us
-            for socket in lanes:
-                socket.close(linger=0)
+        except zmq.ContextTerminated:
+            pass  # the other way in which the main thread ends us: where we wait for a lane
+        self._take_changes(poller, lanes)
+        for socket in lanes:
+            socket.close(linger=0)
+        os.close(self._change_fd)
 
     def _take_changes(self, poller: zmq.Poller, lanes: dict[zmq.Socket[bytes], WorkerLane]) -> None:
         try:
@@ -281,8 +291,12 @@ class Lanes:
             lane.sender.socket.close()
             if not has_receiver:
                 lane.receiver.socket.close(linger=0)
-        self._context.term()  # ends the receiver, which closes its own sockets
-        os.close(self._change_fd)
+        self._is_shut = True
+        if has_receiver:  # it closes its own sockets and the descriptor
+            os.eventfd_write(self._change_fd, 1)
+        else:
+            os.close(self._change_fd)
+        self._context.term()
 
     @property
     def num_bad_frames(self) -> int:
@@ -313,6 +327,7 @@ class Lanes:
         self._departures.append(lane)
         os.eventfd_write(self._change_fd, 1)
         self._inbox.tell(frontend_id, LaneEnded(why))
+        self._on_closed(frontend_id, why)
 
 
 def _unpacked(frame: WorkerFrame) -> tuple[ToWorker, ...]:

@@ -45,6 +45,8 @@ class OwnedLink(Link):
             address=own_address() if launcher.spans_hosts else "",
         )
         self.requests = self.channel.requests
+        self.on_other_lane_closed: Callable[[int, str], None] = lambda _id, _why: None
+        """Of other frontends' lanes, if there are any."""
         self.world = World(
             config,
             name=name,
@@ -52,6 +54,7 @@ class OwnedLink(Link):
             launcher=launcher,
             lane=self.channel.spec,
             on_dead=self._on_world_dead,
+            on_lane_closed=lambda frontend_id, why: self.on_other_lane_closed(frontend_id, why),
         )
 
     def make_launcher(self, config: EngineConfig) -> Launcher:

@@ -18,7 +18,15 @@ from executor.messages import Died
 from executor.worker import Heart, Worker
 from executor.world.frames import Context, SocketBounds
 from executor.world.leader import Leader
-from executor.world.messages import CloseLane, LaneOpened, OpenLane, StopRank, ToOwner, ToRank
+from executor.world.messages import (
+    CloseLane,
+    LaneClosed,
+    LaneOpened,
+    OpenLane,
+    StopRank,
+    ToOwner,
+    ToRank,
+)
 from executor.world.orders import Orders
 from protos.errors import BatonError, EngineDeadError, ErrorData
 
@@ -44,6 +52,7 @@ class Leading:
             is_stopping=self._stopping.is_set,
             queue_messages_max=orders.bounds.queue_messages_max,
             message_bytes_max=orders.bounds.message_bytes_max,
+            on_closed=self._on_lane_closed,
         )
         if orders.lane is not None:
             self._lanes.open(orders.lane)
@@ -132,6 +141,9 @@ class Leading:
                 self.stop()
             case _:
                 pass
+
+    def _on_lane_closed(self, frontend_id: int, why: str) -> None:
+        self._say(LaneClosed(frontend_id, why))
 
     def _open_lane(self, message: OpenLane) -> None:
         frontend_id = message.spec.frontend_id
