@@ -235,7 +235,11 @@ class GenerationResult:
                 if self._is_ended:
                     raise self._ending(StopAsyncIteration())
                 waiter = self._new_future(self._waiters)
-            await self._await(waiter)
+            try:  # not by `_await`: a coroutine less per token
+                await waiter
+            except BaseException:
+                self._forget(waiter)
+                raise
 
     def __next__(self) -> ResultChunk:
         self._refuse_at_home("`async for`")
