@@ -24,6 +24,7 @@ PACKAGES = (
     "serving",
 )
 PURE = (
+    "executor/answer.py",
     "executor/ledger.py",
     "executor/world/events.py",
     "executor/world/table.py",
@@ -55,8 +56,9 @@ ENVIRONMENT_READERS = {
     "kv_transfer/ucx_binding.py",
     "executor/child.py",
     "executor/world/outer.py",
+    "executor/world/ray_agent.py",
 }
-"""One shields UCX from the environment, one passes it on to a worker, one asks MPI's and Slurm's
+"""One shields UCX from the environment, two pass it on to a worker, one asks MPI's and Slurm's
 variables which rank this is; none takes settings from it. `baton/` may read it for the user."""
 
 
