@@ -2,19 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import pytest_asyncio
 
 from executor.executor import GenerationExecutor
-from tests.support.executor_scripted import CONTRACT, CharTokenizer, posted, running
+from tests.support import ray_cluster
+from tests.support.executor_baseline import nothing_left
+from tests.support.executor_forms import NAMES, NOT_RUN, Form, form_of
+from tests.support.executor_scripted import CONTRACT, CharTokenizer
 
 
-@pytest_asyncio.fixture(
-    loop_scope="module", scope="module", params=[0, 2], ids=["ipc", "ipc-post2"]
-)
-async def executor(request: pytest.FixtureRequest) -> AsyncIterator[GenerationExecutor]:
-    engine = posted(CONTRACT, request.param)
-    async with running(engine, tokenizer=CharTokenizer(), deadline_grace_s=1.0) as executor:
-        yield executor
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Callable[[], str]]:
+    """The address of the session's Ray cluster, which starts when somebody asks."""
+    addresses: list[str] = []
+    with contextlib.ExitStack() as stack:
+
+        def address() -> str:
+            if not addresses:
+                addresses.append(stack.enter_context(ray_cluster.started()))
+            return addresses[0]
+
+        yield address
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=NAMES)
+async def executor(
+    request: pytest.FixtureRequest, cluster: Callable[[], str]
+) -> AsyncIterator[GenerationExecutor]:
+    form = form_of(request.param, cluster)
+    with nothing_left():
+        async with form.open(CONTRACT, tokenizer=CharTokenizer(), deadline_grace_s=1.0) as executor:
+            yield executor
+
+
+@pytest.fixture(params=NAMES)
+def form(request: pytest.FixtureRequest, cluster: Callable[[], str]) -> Iterator[Form]:
+    """To open an executor of one's own with."""
+    form = form_of(request.param, cluster)
+    with nothing_left():
+        yield form
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What a form leaves out is told as not run, with the reason."""
+    left_out = [item for item in items if _why_not(item)]
+    if left_out:
+        config.stash.setdefault(_LEFT_OUT, []).extend(
+            f"{item.nodeid}: {_why_not(item)}" for item in left_out
+        )
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for line in config.stash.get(_LEFT_OUT, []):
+        terminalreporter.write_line(f"not run: {line}")
+
+
+_LEFT_OUT = pytest.StashKey[list[str]]()
+
+
+def _why_not(item: pytest.Item) -> str:
+    """By the form in the test's id."""
+    test, _, rest = item.name.partition("[")
+    return NOT_RUN.get((rest.rstrip("]"), test), "")

@@ -1,10 +1,17 @@
-"""What an executor must leave behind: nothing. Snapshots of this process before and after."""
+"""What an executor must leave behind: nothing. Snapshots of this process before and after.
+
+Processes are found as our descendants, and by a mark in the environment that they inherit: a
+parent that is killed (Ray's, MPI's) leaves its own to init. Shared memory counts once nobody
+that lives has it mapped. A Ray cluster that the test session runs is set aside, but for what a
+world has started in it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import os
+import secrets
 import tempfile
 import time
 from collections import Counter
@@ -15,33 +22,44 @@ from pathlib import Path
 import psutil
 
 SETTLE_S_MAX = 5.0
+MARK = "BATON_TEST_MARK"
+SHM = Path("/dev/shm")
+SCRATCH = ("baton-ipc-", "baton-ray-")
+CLUSTERS: set[int] = set()
+"""Processes at the roots of clusters that the session runs."""
+OURS_IN_A_CLUSTER = ("executor.", "RankAgent")
+
+os.environ.setdefault(MARK, secrets.token_hex(16))
 
 
 @dataclass(frozen=True)
 class Baseline:
     descriptors: Counter[str]
     num_threads: int
-    children: tuple[int, ...]
-    ipc_folders: tuple[str, ...]
+    processes: tuple[str, ...]
+    folders: tuple[str, ...]
+    shared_memory: tuple[str, ...]
 
     @classmethod
     def take(cls) -> Baseline:
         gc.collect()
-        process = psutil.Process()
         return cls(
             descriptors=_descriptors(),
             num_threads=len(os.listdir("/proc/self/task")),
-            children=tuple(sorted(child.pid for child in process.children(recursive=True))),
-            ipc_folders=tuple(sorted(_own_ipc_folders())),
+            processes=tuple(sorted(_own_processes())),
+            folders=tuple(sorted(_own_folders())),
+            shared_memory=tuple(sorted(_shared_memory())),
         )
 
     def excess_over(self, before: Baseline) -> str:
         """Empty where nothing was left."""
+        shared_memory = [n for n in self.shared_memory if n not in before.shared_memory]
         left = {
             "descriptors": dict(self.descriptors - before.descriptors),
             "threads": max(self.num_threads - before.num_threads, 0),
-            "children": [pid for pid in self.children if pid not in before.children],
-            "ipc folders": [f for f in self.ipc_folders if f not in before.ipc_folders],
+            "processes": [each for each in self.processes if each not in before.processes],
+            "folders": [folder for folder in self.folders if folder not in before.folders],
+            "shared memory": _unmapped(shared_memory),
         }
         return "; ".join(f"{what}: {value}" for what, value in left.items() if value)
 
@@ -54,15 +72,65 @@ def _descriptors() -> Counter[str]:
     return kinds
 
 
-def _own_ipc_folders() -> Iterator[str]:
+def _own_processes() -> Iterator[str]:
+    """Pid and command. Zombies of another parent are that one's to reap."""
+    me = psutil.Process()
+    descendants = {process.pid for process in me.children(recursive=True)}
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    in_clusters = {pid for root in CLUSTERS for pid in _tree(root)}
+    for pid in sorted(descendants | _marked(mark) - {me.pid}):
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            command = " ".join(process.cmdline())[:200]
+            if pid not in descendants and process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if pid not in in_clusters or any(word in command for word in OURS_IN_A_CLUSTER):
+                yield f"{pid} {command}"
+
+
+def _tree(root: int) -> Iterator[int]:
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(root)
+        yield root
+        yield from (child.pid for child in process.children(recursive=True))
+
+
+def _marked(mark: bytes) -> set[int]:
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    found.add(int(name))
+    return found
+
+
+def _own_folders() -> Iterator[str]:
     """Those that name our process: other tests' folders come and go beside us."""
-    for folder in Path(tempfile.gettempdir()).glob(f"baton-ipc-{os.getpid()}-*"):
-        yield str(folder)
+    for prefix in SCRATCH:
+        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}{os.getpid()}-*"):
+            yield str(folder)
+
+
+def _shared_memory() -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        yield from os.listdir(SHM)
+
+
+def _unmapped(names: list[str]) -> list[str]:
+    """Those of the segments that no process has mapped: nobody is going to remove them."""
+    if not names:
+        return []
+    mapped = ""
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped += path.read_text()
+    return [name for name in names if f"{SHM}/{name}" not in mapped]
 
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
-    """Fails where descriptors, threads, children or socket folders outlive the block."""
+    """Fails where descriptors, threads, processes, folders or shared memory outlive the block."""
     before = Baseline.take()
     yield
     ends_at_s = time.monotonic() + SETTLE_S_MAX
