@@ -11,6 +11,9 @@ that emits bytes which never become text cannot make the window grow: beyond
 PENDING_MAX tokens all but the last three characters go out as they are (a
 UTF-8 sequence lacks at most its last byte: three).
 
+Most tokens of byte-level tokenizers hold whole characters and look the same
+wherever they stand: such a piece needs no decoding while nothing waits.
+
 Special tokens are dropped at the door, as `Tokenizer.decode` drops them.
 """
 
@@ -32,6 +35,9 @@ class Decoder(Protocol):
 
     def is_special(self, token_id: int) -> bool: ...
 
+    def piece(self, token_id: int) -> str | None:
+        """The token's text where it is whole characters that no neighbour can change."""
+
 
 class IncrementalDetokenizer:
     """One answer's text. The prompt is context: its text is not emitted."""
@@ -42,16 +48,27 @@ class IncrementalDetokenizer:
         self._num_context = len(self._window)
         context = decoder.decode(self._window) if self._window else ""
         # Where the prompt ends amid a character, the whole character is the answer's.
-        self._emitted = len(context) - _incomplete_length(context)
+        waiting = _incomplete_length(context)
+        self._emitted = len(context) - waiting
+        self._has_waiting = waiting > 0
 
     def push(self, token_id: int) -> str:
         """The text that this token completed; empty while a character lacks bytes."""
+        if not self._has_waiting:
+            piece = self._decoder.piece(token_id)
+            if piece is not None:
+                self._window, self._num_context, self._emitted = [token_id], 1, len(piece)
+                return piece
+        return self._decode(token_id)
+
+    def _decode(self, token_id: int) -> str:
         if self._decoder.is_special(token_id):
             return ""
         self._window.append(token_id)
         text = self._decoder.decode(self._window)
         waiting = _incomplete_length(text)
         start = self._emitted
+        self._has_waiting = waiting > 0
         if waiting and len(self._window) - self._num_context < PENDING_MAX:
             self._emitted = max(start, len(text) - waiting)
             return text[start : self._emitted]
@@ -70,6 +87,8 @@ class IncrementalDetokenizer:
         assert 0 <= self._num_context <= CONTEXT_TOKENS
         assert self._num_context <= len(self._window) < CONTEXT_TOKENS + PENDING_MAX
         assert self._emitted >= 0
+        if not self._has_waiting:
+            assert len(self._window) == self._num_context
 
     def _slide(self, waiting: int) -> None:
         """Pending tokens become context, but for `waiting` characters at the end."""

@@ -26,6 +26,8 @@ from common.text.chat_template import ChatTemplate, pick_template
 from protos.errors import ConfigError, InvalidRequestError
 from protos.messages import ChatMessage
 
+REPLACEMENT = "\ufffd"
+"""What `decode` says for bytes that are no whole character."""
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -60,6 +62,9 @@ class Tokenizer:
             for token_id, token in backend.get_added_tokens_decoder().items()
             if token.special
         )
+        self._pieces: dict[int, str | None] = {}
+        """Of the tokens that came so far; at most one for each token of the vocabulary."""
+        self._joins_bytes = isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """A prompt's ids, with BOS and the like only where the model's files say so."""
@@ -92,6 +97,26 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """True for tokens that `decode` leaves out."""
         return token_id in self._special_ids
+
+    def piece(self, token_id: int) -> str | None:
+        """The token's text where it is whole characters that no neighbour can change.
+
+        None for other tokens, and for all where `decode` does more than join bytes
+        (a SentencePiece model's first word loses its leading space).
+        """
+        try:
+            return self._pieces[token_id]
+        except KeyError:
+            piece = self._find_piece(token_id)
+            if token_id < self.vocab_size:
+                self._pieces[token_id] = piece
+            return piece
+
+    def _find_piece(self, token_id: int) -> str | None:
+        if not self._joins_bytes or self.is_special(token_id):
+            return None
+        text = self.decode((token_id,))
+        return None if REPLACEMENT in text or not text else text
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -125,3 +125,6 @@ class CharTokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return False
+
+    def piece(self, token_id: int) -> str | None:
+        return None

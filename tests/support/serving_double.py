@@ -95,6 +95,9 @@ class LetterTokenizer(Tokenizer):
     def is_special(self, token_id: int) -> bool:
         return False
 
+    def piece(self, token_id: int) -> str | None:
+        return None
+
 
 class DoubleResult(GenerationResult):
     """Chunks as they were put in, never merged."""

@@ -49,6 +49,9 @@ class ByteTokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id < 2
 
+    def piece(self, token_id: int) -> str | None:
+        return None
+
 
 def sentencepiece_backend(vocab_size: int = 420) -> tokenizers.Tokenizer:
     """Llama 2's kind: a leading space mark, byte tokens for unknown characters."""

@@ -79,3 +79,16 @@ def test_stop_across_the_hand_off_counts_the_new_tokens_only() -> None:
     stream.replay([a, e])
     assert stream.push([n, d, a]) == TextDelta("", 1, "END", 2)
     assert stream.push([a]) == TextDelta("", 1, "END", 0)
+
+
+def test_a_piece_is_whole_characters_of_a_tokenizer_that_joins_bytes() -> None:
+    """Guards pieces that a neighbour changes: half characters, a leading space that only the
+    first word loses, tokens that are no text."""
+    byte_level, sentencepiece = toy(byte_level_backend()), toy(sentencepiece_backend())
+    the, emoji = byte_level.encode("the")[0], byte_level.encode("😀")
+    assert byte_level.piece(the) == byte_level.decode((the,))
+    assert len(emoji) > 1
+    assert [byte_level.piece(token_id) for token_id in emoji] == [None] * len(emoji)
+    assert byte_level.piece(0) is None
+    assert byte_level.piece(byte_level.vocab_size + 5) is None
+    assert sentencepiece.piece(sentencepiece.encode("the")[0]) is None
