@@ -27,7 +27,12 @@ from executor.post.messages import Answer, Work, bucket_of, unpack_outputs
 from executor.post.window import BucketWindow
 from executor.postprocess import TextParams
 from executor.requests import LiveRequests
-from protos.errors import PostprocessError, RequestCancelledError
+from protos.errors import (
+    BatonError,
+    PostprocessError,
+    RequestCancelledError,
+    ServerUnavailableError,
+)
 from protos.messages import ContextPhaseParams, DisaggRequestId, FinishReason, Usage
 from tests.support.executor_scripted import CharTokenizer, context_request, request
 from tests.support.serving_double import hand_off
@@ -152,6 +157,7 @@ class Told:
     ids: tuple[int, ...]
     stop: str
     was_cancelled: bool = False
+    was_failed: bool = False
 
     def check(self) -> None:
         """As far as it has come."""
@@ -162,8 +168,10 @@ class Told:
         if not self.result.is_ended:
             return
         if self.result.error is not None:
-            assert isinstance(self.result.error, PostprocessError | RequestCancelledError)
-            assert self.was_cancelled or isinstance(self.result.error, PostprocessError)
+            kinds: list[type[BatonError]] = [PostprocessError]
+            kinds += [RequestCancelledError] if self.was_cancelled else []
+            kinds += [ServerUnavailableError] if self.was_failed else []
+            assert type(self.result.error) in kinds
             return
         last = answer.last
         assert last is not None
@@ -221,6 +229,13 @@ class PostMachine(RuleBasedStateMachine):
         told = self.told[-1 - pick % min(len(self.told), 5)]
         told.was_cancelled = True
         self.requests.cancel(told.result.client_id)
+
+    @rule()
+    def begin_trouble(self) -> None:
+        """The engine's worker is silent: the frontend ends what is open, whoever speaks later."""
+        for told in self.told:
+            told.was_failed = told.was_failed or not told.result.is_ended
+        self.requests.fail_all(ServerUnavailableError("it is silent"), cancel=True)
 
     # --- who gets on ----------------------------------------------------------------
 
