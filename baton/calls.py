@@ -88,7 +88,7 @@ def make_call(
         external_id=_text(options.get("external_id", ""), "external_id"),
         model=_text(options.get("model", ""), "model"),
         sampling=codec.sampling_to_proto(sampling_of(options)),
-        deadline_ms=_deadline_ms(timeout_s),
+        deadline_ms=deadline_ms_of(timeout_s),
     )
     if messages is not None:
         request.chat.SetInParent()
@@ -126,7 +126,7 @@ def sampling_of(options: Mapping[str, Any]) -> SamplingParams:
     return msgspec.structs.replace(options.get("sampling") or SamplingParams(), **given)
 
 
-def _deadline_ms(timeout_s: float | None) -> int:
+def deadline_ms_of(timeout_s: float | None) -> int:
     """0 means the server's default, so a tiny timeout is still 1 ms."""
     if timeout_s is None:
         return 0

@@ -1,6 +1,7 @@
 """Requests that wait until the engine has room for them, in order.
 
     waiting ── room ──> open ── the executor's end ──> ended
+       ├── the executor takes nobody for the moment ──> waiting
        ├── abort, close ──> ended
        └── the executor refuses it ──> ended
 
@@ -12,6 +13,7 @@ loop. A request's deadline starts when it leaves the line.
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -19,9 +21,19 @@ from collections.abc import Callable
 from executor.home import Home
 from executor.request import ExecutorRequest
 from executor.result import GenerationResult
-from protos.errors import BatonError, InternalError, RequestCancelledError
+from protos.errors import BatonError, EngineDeadError, InternalError, RequestCancelledError
 
 logger = logging.getLogger(__name__)
+RETRY_S = 0.1
+"""How soon an executor that takes nobody is asked again. It recovers or is declared dead."""
+
+
+class Opened(enum.Enum):
+    YES = enum.auto()
+    NO = enum.auto()
+    """It has ended: the executor refused it."""
+    NOT_YET = enum.auto()
+    """The executor takes nobody now: its queue is full, or its engine stands still."""
 
 
 class Entry:
@@ -54,19 +66,21 @@ class Entry:
     def stand_in(self, line: Line) -> None:
         self._line = line
 
-    def open(self, submit: Callable[[ExecutorRequest], GenerationResult]) -> bool:
-        """Whether the executor took it."""
+    def open(self, submit: Callable[[ExecutorRequest], GenerationResult]) -> Opened:
+        """A refusal that passes is none of the request's: it goes on waiting."""
         try:
             self._inner = submit(self.request)
         except BatonError as error:
+            if error.is_retryable and not isinstance(error, EngineDeadError):
+                return Opened.NOT_YET
             self.result.fail(error)
         except Exception as error:
             logger.exception("submitting %r failed", self.request.external_id)
             self.result.fail(InternalError(f"submitting failed: {type(error).__name__}: {error}"))
         else:
             self._inner.pass_on_to(self.result)
-            return True
-        return False
+            return Opened.YES
+        return Opened.NO
 
     def _abort(self, _: int) -> None:
         if self._inner is not None:
@@ -129,5 +143,11 @@ class Line:
         self._is_pumping = False
         while self._waiting and self._num_open < self._room:
             entry = self._waiting.popleft()
-            if not entry.result.is_ended and entry.open(self._submit):
+            opened = Opened.NO if entry.result.is_ended else entry.open(self._submit)
+            if opened is Opened.NOT_YET:
+                self._waiting.appendleft(entry)
+                self._is_pumping = True
+                self._loop.call_later(RETRY_S, self._pump)
+                return
+            if opened is Opened.YES:
                 self._num_open += 1

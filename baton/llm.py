@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
 
 from baton.batch import Batch, named, one_each
-from baton.calls import Message, sampling_of
+from baton.calls import Message, deadline_ms_of, sampling_of
 from baton.engine_thread import EngineThread
 from baton.line import Entry
 from baton.llm_control import EngineControls
 from baton.llm_start import engine_config_of, point_of, room_of, text_side
-from baton.prompts import Prompt, encode_prompt, split_prompts
+from baton.prompts import Prompt, encode_prompt, split_prompts, token_ids_of
 from common.text.tokenizer import Tokenizer
 from executor.config import EngineConfig
 from executor.executor import GenerationExecutor
@@ -106,7 +106,8 @@ class LLM(EngineControls):
         `executor` is the executor's form or that section's `executor` in full.
         `tokenizer` is the model's own where none is given. `secret_file` holds the
         cluster's secret, for an engine that a `baton worker` runs (form "rpc").
-        `progress` hears of the stages in words.
+        `progress` hears of the stages in words. In a coroutine, where loading must not
+        hold the loop up: `await asyncio.to_thread(LLM, ...)`.
 
         Raises ConfigError for what cannot work, EngineDeadError with the worker's
         own words where the engine does not come up.
@@ -276,15 +277,15 @@ class LLM(EngineControls):
     ) -> ExecutorRequest:
         given = {name: value for name, value in options.items() if name in _OF_REQUEST}
         external_id = given.pop("external_id", "") or f"{self._name}-{next(self._numbers)}"
-        deadline_s = given.pop("timeout_s", None)
+        deadline_ms = deadline_ms_of(given.pop("timeout_s", None))
         prefix = given.pop("output_prefix_token_ids", ())
         sampled = {name: value for name, value in options.items() if name not in _OF_REQUEST}
         request = ExecutorRequest(
             external_id=external_id,
             prompt_token_ids=prompt_token_ids,
             sampling=sampling_of({**sampled, "sampling": sampling}),
-            deadline_s=self._config.default_deadline_s if deadline_s is None else deadline_s,
-            output_prefix_token_ids=tuple(prefix),
+            deadline_s=deadline_ms / 1000 or self._config.default_deadline_s,
+            output_prefix_token_ids=token_ids_of(prefix, "output_prefix_token_ids"),
             **given,
         )
         return admit_request(request, self.limits, self._executor.form)

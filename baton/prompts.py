@@ -40,23 +40,33 @@ def encode_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     if items and _is_message(items[0]):
         messages = tuple(chat_message(item) for item in items)
         return _needed(tokenizer, "a conversation").encode_chat(messages)
-    return tuple(_token(item) for item in items)
+    return token_ids_of(items, "prompt")
+
+
+def token_ids_of(items: Iterable[Any], field: str) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(item) for item in items)
+    except TypeError:
+        raise InvalidRequestError(
+            f"{field} is {shorten(items)}; it must be token ids",
+            field=field,
+            value=items,
+            limit="token ids",
+        ) from None
 
 
 def _is_token(item: object) -> bool:
-    return hasattr(item, "__index__")
+    """An array has `__index__` too, and works with it where it holds one number."""
+    try:
+        operator.index(item)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
 
 
 def _is_message(item: object) -> bool:
     is_pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
     return is_pair or isinstance(item, ChatMessage | Mapping)
-
-
-def _token(item: Any) -> int:
-    try:
-        return operator.index(item)
-    except TypeError:
-        raise _no_prompt(item) from None
 
 
 def _needed(tokenizer: Tokenizer | None, what: str) -> Tokenizer:

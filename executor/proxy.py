@@ -242,6 +242,7 @@ class Proxy(GenerationExecutor):
             **self._requests.ledger.counters(),
             "dropped_tokens": self._requests.num_dropped_tokens,
             "logits_bytes": self._requests.num_logits_bytes,
+            "wakes_elsewhere": self._requests.home.num_calls_elsewhere,
             "late_replies": self._calls.num_late,
             **self._link.counters(),
         }

@@ -17,13 +17,14 @@ SCRIPT = ScriptedConfig(
 )
 
 
-def make_llm(*, step_ms: float = 0.0, **more: Any) -> LLM:
+def make_llm(*, step_ms: float = 0.0, hang_s: float = 3600.0, **more: Any) -> LLM:
     script = {
         "vocab_size": VOCAB_SIZE,
         "refuse_token_id": REFUSE,
         "crash_token_id": CRASH,
         "hang_token_id": HANG,
         "step_ms": step_ms,
+        "hang_s": hang_s,
     }
     return LLM(engine="scripted", scripted=script, tokenizer=LetterTokenizer(), **more)
 

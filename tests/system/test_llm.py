@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from baton import LLM, ChatMessage, SamplingParams
@@ -108,7 +109,9 @@ def test_errors_stand_in_their_place_where_that_is_asked(llm: LLM) -> None:
         llm.generate([1, REFUSE], return_exceptions=True)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("prompt", [5, None, b"bytes", {"prompt": "x"}, [1, "a"], [1.5], [[1], 2]])
+@pytest.mark.parametrize(
+    "prompt", [5, None, b"bytes", {"prompt": "x"}, [1, "a"], [1.5], [[1], 2], [[[1]]]]
+)
 def test_what_is_no_prompt_is_refused_by_name(llm: LLM, prompt: Any) -> None:
     with pytest.raises(InvalidRequestError, match="prompt"):
         llm.generate(prompt, max_tokens=1)
@@ -120,6 +123,31 @@ def test_what_does_not_exist_or_cannot_cross_is_refused_by_name(llm: LLM) -> Non
     for field in ("return_generation_logits", "return_context_logits", "multimodal"):
         with pytest.raises(UnsupportedError, match=field):
             llm.generate("a", **{field: True})  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("timeout_s", {"timeout_s": 0}),
+        ("timeout_s", {"timeout_s": "soon"}),
+        ("sampling.top_p", {"top_p": 2.0}),
+        ("output_prefix_token_ids", {"output_prefix_token_ids": "ab"}),
+        ("external_id", {"external_id": "x" * 300}),
+    ],
+)
+def test_each_option_is_judged_by_the_name_it_was_given_by(
+    llm: LLM, field: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        llm.generate("a", **options)
+    assert raised.value.field == field
+
+
+def test_arrays_are_token_ids_too(llm: LLM) -> None:
+    rows: Any = np.array([[97, 98], [98, 97]], dtype=np.int32)
+    done = llm.generate(rows, max_tokens=3, seed=SEED)
+    assert [item.token_ids for item in done] == [expected("ab", 3), expected("ba", 3)]
+    assert llm.generate(rows[0], max_tokens=3, seed=SEED).token_ids == expected("ab", 3)
 
 
 def test_a_stream_can_be_left_early(llm: LLM) -> None:
@@ -318,7 +346,26 @@ def test_an_interrupt_while_it_loads_leaves_nothing() -> None:
         gc.collect()
 
 
-def test_a_hung_engine_fails_what_is_open_and_is_given_up() -> None:
-    health = {"silence_ms": 300, "stall_ms": 300, "give_up_ms": 1000}
-    with nothing_left(), make_llm(health=health) as llm, pytest.raises(ServerUnavailableError):
-        llm.generate([1, HANG], max_tokens=3)
+HEALTH = {"silence_ms": 300, "stall_ms": 300, "give_up_ms": 1500}
+
+
+def kinds(outcomes: list[Any]) -> list[str]:
+    return sorted({type(item).__name__ for item in outcomes})
+
+
+def test_prompts_that_still_wait_outlive_an_engine_that_stands_still_for_a_while() -> None:
+    """Guards: a long batch lost to a moment's stall, though most of it was never at risk."""
+    with nothing_left(), make_llm(health={**HEALTH, "give_up_ms": 60_000}, hang_s=1.0) as llm:
+        prompts = [[1, HANG], *many(300)]
+        outcomes = llm.generate(prompts, max_tokens=2, seed=SEED, return_exceptions=True)
+        assert kinds(outcomes) == ["Completion", "ServerUnavailableError"]
+        rest = outcomes[-100:]
+        assert [item.token_ids for item in rest if not isinstance(item, BatonError)] == [
+            expected(tuple(prompt), 2) for prompt in prompts[-100:]
+        ]
+
+
+def test_an_engine_that_hangs_for_good_is_given_up_and_nobody_waits_on() -> None:
+    with nothing_left(), make_llm(health=HEALTH) as llm:
+        outcomes = llm.generate([[1, HANG], *many(300)], max_tokens=2, return_exceptions=True)
+        assert kinds(outcomes) == ["EngineDeadError", "ServerUnavailableError"]
