@@ -82,7 +82,7 @@ class EngineFinish(msgspec.Struct, frozen=True, kw_only=True):
     """Set when `reason` is CONTEXT: the lease is already in place."""
 
 
-class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """What one step said about one request. The last one has `finish` or `error`.
 
     The last one of an aborted request has `error` and may have `finish` too, with
