@@ -10,6 +10,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.logs import LEVELS
 from protos.errors import ConfigError
@@ -30,9 +31,29 @@ class ProcessOptions:
     ready_fd: int | None = None
     log_level: str | None = None
     die_with_parent: bool = False
+    listen: str | None = None
+    """Over the file's."""
+    frontends: int | None = None
+    """Over the file's."""
+    attach_fd: int | None = None
+    """An inherited descriptor; it tells a frontend where to attach."""
 
 
-def parse_options(program: str, about: str, argv: Sequence[str] | None) -> ProcessOptions:
+_MORE: dict[str, dict[str, Any]] = {
+    "listen": {"metavar": "HOST:PORT", "help": "over the file's listen"},
+    "frontends": {
+        "type": int,
+        "metavar": "N",
+        "help": "serving processes that share the engine and the port, over the file's frontends",
+    },
+    "attach_fd": {"type": int, "help": argparse.SUPPRESS},
+}
+
+
+def parse_options(
+    program: str, about: str, argv: Sequence[str] | None, *, more: Sequence[str] = ()
+) -> ProcessOptions:
+    """`more`: which options beyond the common ones the program takes."""
     parser = argparse.ArgumentParser(prog=program, description=about)
     parser.add_argument("--config", type=Path, required=True, help="the YAML file")
     parser.add_argument(
@@ -47,6 +68,8 @@ def parse_options(program: str, about: str, argv: Sequence[str] | None) -> Proce
         action="store_true",
         help="end by SIGTERM when the process that started this one dies",
     )
+    for name in more:
+        parser.add_argument(f"--{name.replace('_', '-')}", **_MORE[name])
     return ProcessOptions(**vars(parser.parse_args(argv)))
 
 

@@ -81,10 +81,6 @@ def choose_form(config: EngineConfig, point: AttachPoint | None = None) -> Choic
                 "`create` takes it as `point` (executor.attach.point.rpc_point makes one)",
                 field="executor.form",
             )
-        case "ray":
-            from executor.ray_link import RayLink
-
-            return Choice("Ray, a world of its own under actors of a cluster", why, RayLink)
         case _:
             raise ConfigError(
                 f"executor.form is {form}, which is not there yet", field="executor.form"

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-from common.addresses import is_loopback
 from common.config import ConfigStruct
-from common.config_checks import check_name, refusal
+from common.config_checks import check_name
 from common.rpc import split_address
 from executor.config import EngineConfig
-from kv_transfer.devices import check_net_devices
-
-LOOPBACK_DEVICE = "lo"
+from executor.placement import check_engine_here, engine_here
 
 
 class ServerConfig(ConfigStruct, frozen=True, kw_only=True):
@@ -36,17 +32,8 @@ class ServerConfig(ConfigStruct, frozen=True, kw_only=True):
     log_format: Literal["text", "json"] = "text"
 
     def engine_here(self) -> EngineConfig:
-        """The engine's section as it is meant on this host.
-
-        A server that serves on the loopback address alone must not open its
-        data plane to the network: UCX then gets the loopback device, unless the
-        file names devices itself.
-        """
-        transfer = self.engine.transfer
-        if transfer.ucx_net_devices or not is_loopback(self.listen):
-            return self.engine
-        transfer = msgspec.structs.replace(transfer, ucx_net_devices=LOOPBACK_DEVICE)
-        return msgspec.structs.replace(self.engine, transfer=transfer)
+        """The engine's section as it is meant on this host."""
+        return engine_here(self.engine, self.listen)
 
     def check(self, at: str = "") -> None:
         """Raises ConfigError for what no server can work with on this host."""
@@ -54,9 +41,4 @@ class ServerConfig(ConfigStruct, frozen=True, kw_only=True):
         split_address(self.listen, f"{at}listen")
         if self.metrics_listen:
             split_address(self.metrics_listen, f"{at}metrics_listen")
-        transfer = f"{at}engine.transfer."
-        self.engine.check(f"{at}engine.")
-        if self.engine.transfer.transport == "inproc":
-            limit = "ucx: inproc joins engines of one process only"
-            raise refusal(f"{transfer}transport", "inproc", limit)
-        check_net_devices(self.engine.transfer.ucx_net_devices, f"{transfer}ucx_net_devices")
+        check_engine_here(self.engine, f"{at}engine.")

@@ -11,7 +11,7 @@ from baton.cli.engine import engine
 from baton.cli.group import BatonGroup
 from baton.cli.model import model
 from baton.cli.secret import secret
-from baton.cli.servers import context, generation, router
+from baton.cli.servers import context, generation, router, worker
 from baton.cli.status import status
 from baton.cli.up import up
 
@@ -43,6 +43,7 @@ for command in (
     router,
     context,
     generation,
+    worker,
     generate,
     chat,
     status,

@@ -152,8 +152,10 @@ class AttachedLink(Link):
             self.suspect()
 
     def _on_world_ended(self) -> None:
+        """The owner has waited for the last words already."""
         if not self.is_stopping:
             self.suspect()
+            self._handle()
 
     def _on_messages(self, messages: list[ToProxy]) -> None:
         self.user.on_messages(messages)
