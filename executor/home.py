@@ -20,12 +20,11 @@ Arguments = TypeVarTuple("Arguments")
 class Home:
     """Made on its loop, by `here`. `wake_elsewhere` is for the home thread alone."""
 
-    __slots__ = ("_elsewhere", "_thread_id", "loop", "num_calls_elsewhere", "thread")
+    __slots__ = ("_elsewhere", "loop", "num_calls_elsewhere", "thread")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None, thread: threading.Thread) -> None:
         self.loop = loop
         self.thread = thread
-        self._thread_id = thread.ident
         self._elsewhere: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
         self.num_calls_elsewhere = 0
 
@@ -39,7 +38,8 @@ class Home:
         return cls(loop, threading.current_thread())
 
     def is_here(self) -> bool:
-        return threading.get_ident() == self._thread_id
+        """By the thread itself: its number may be another's once it has ended."""
+        return threading.current_thread() is self.thread
 
     def call(self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments) -> None:
         """Now where we are at home, else soon; never where the loop is closed."""

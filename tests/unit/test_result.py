@@ -238,7 +238,8 @@ async def test_a_cancelled_waiter_leaves_the_others_waiting() -> None:
 async def test_a_thread_does_not_wait_for_a_home_that_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Guards: a wait without end where the executor's thread died without a word."""
+    """Guards: a wait without end where the executor's thread died without a word; and a new
+    thread that is taken for the dead one, since it was given the same number."""
     monkeypatch.setattr("executor.result.LOOK_S", 0.01)
     made: list[GenerationResult] = []
     home = threading.Thread(target=lambda: made.append(make()))
