@@ -76,6 +76,7 @@ class GenerationExecutor(ABC):
 
         bounds = limits or ExecutorLimits.of(config)
         choice = choose_form(config, point)
+        make_post = post_maker(config, name, bounds, tokenizer, tokenizer_spec)
         logger.info("executor of %s: %s, because %s", name, choice.what, choice.why)
         make_link = await choice.link_maker(
             config, name=name, limits=bounds, progress=progress or _ignore
@@ -84,7 +85,7 @@ class GenerationExecutor(ABC):
             make_link,
             tokenizer=tokenizer,
             limits=bounds,
-            make_post=post_maker(config, name, bounds, tokenizer, tokenizer_spec),
+            make_post=make_post,
         )
         await proxy.start(progress or _ignore)
         return proxy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from executor.config import EngineConfig, ExecutorConfig
 from executor.engine.scripted_model import scripted_completion
 from executor.executor import GenerationExecutor, GenerationResult
 from executor.post.limits import PostLimits
+from executor.post.spec import TokenizerSpec
 from executor.proxy import Proxy
 from protos.errors import (
     ConfigError,
@@ -33,6 +35,7 @@ from protos.errors import (
 )
 from protos.messages import FinishReason
 from protos.tokens import pack_token_ids
+from tests.support.attach_world import thread_world
 from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import (
     REFUSE,
@@ -50,6 +53,7 @@ from tests.support.text_toys import ByteTokenizer
 
 pytestmark = pytest.mark.system
 SLOW = config(step_ms=2.0)
+CHARACTERS = "tests.support.executor_scripted:CharTokenizer"
 DEATH_S_MAX = 5.0
 """Five times what is promised: within a second of a death on this host."""
 
@@ -73,10 +77,13 @@ def bucket_of(result: GenerationResult, num_workers: int) -> int:
     return result.client_id % num_workers
 
 
-async def told(executor: GenerationExecutor, stop: tuple[str, ...], num: int) -> list[Any]:
+async def told(
+    executor: GenerationExecutor, stop: tuple[str, ...], num: int, name: str = "t"
+) -> list[Any]:
     """What consumers read of several answers, however it was cut into chunks."""
     results = [
-        executor.submit(request(f"t{i}", (i, 7), max_tokens=60, stop=stop)) for i in range(num)
+        executor.submit(request(f"{name}-{i}", (i, 7), max_tokens=60, stop=stop))
+        for i in range(num)
     ]
     ends = []
     for result in results:
@@ -92,7 +99,6 @@ async def told(executor: GenerationExecutor, stop: tuple[str, ...], num: int) ->
         usage = (finish.usage.prompt_tokens, finish.usage.completion_tokens)
         stopped_by = chunks[-1].stop_string
         ends.append((tokens(chunks), text, finish.reason, stopped_by, usage))
-    await audited(executor)
     return ends
 
 
@@ -124,6 +130,7 @@ async def test_the_same_answers_with_any_number_of_workers(
         async with running(posted(engine, num_workers), tokenizer=tokenizer) as executor:
             assert len(proxy_of(executor).post_pids) == num_workers
             ends.append(await told(executor, stop, 12) + await told(executor, (), 4))
+            await audited(executor)
     assert all(answers == ends[0] for answers in ends)
     reasons = {end[2] for end in ends[0]}
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
@@ -251,6 +258,27 @@ async def test_the_engines_death_is_everybodys_with_workers_too() -> None:
         os.kill(executor.worker_pids[0], signal.SIGKILL)
         ends = await asyncio.gather(*map(collect, results), return_exceptions=True)
         assert {type(end) for end in ends} == {EngineDeadError}
+
+
+async def test_frontends_on_one_engine_each_have_their_own() -> None:
+    """Guards: a step divided by another frontend's number of workers."""
+    engine, tokenizer, stop = tokenized("characters")
+    async with contextlib.AsyncExitStack() as stack:
+        rig = await stack.enter_async_context(thread_world(engine))
+        ends = []
+        for num_workers in (0, 1, 3):
+            executor = await GenerationExecutor.create(
+                posted(EngineConfig(), num_workers),
+                name=f"front-{num_workers}",
+                tokenizer=tokenizer,
+                tokenizer_spec=TokenizerSpec(factory=CHARACTERS),
+                point=rig.point,
+            )
+            stack.push_async_callback(executor.shutdown)
+            assert len(proxy_of(executor).post_pids) == num_workers
+            ends.append(asyncio.create_task(told(executor, stop, 6, name=str(num_workers))))
+        answers = await asyncio.gather(*ends)
+        assert answers[0] == answers[1] == answers[2]
 
 
 async def test_what_cannot_be_had_is_refused_at_the_start() -> None:
