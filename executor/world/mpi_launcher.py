@@ -50,13 +50,13 @@ def main() -> int:
 
 def spawn(data: bytes, num_ranks: int) -> None:
     MPI = load_mpi()  # noqa: N806 - the module's own name
+    forget_shared_memory()
     ranks = MPI.COMM_SELF.Spawn(
         sys.executable,
         args=["-P", "-m", "executor.world.mpi_rank"],
         maxprocs=num_ranks,
     )
     broadcast(ranks, data, root=MPI.ROOT)
-    forget_shared_memory()
 
 
 def _leave_group() -> None:

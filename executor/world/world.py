@@ -129,7 +129,7 @@ class World:
     ) -> EngineIdentity:
         """Raises ConfigError or EngineDeadError; `stop` is next then.
 
-        `on_assembled` is awaited when every rank is there and none is loaded yet.
+        `on_assembled` is awaited when every rank is there, connected, and has yet to load.
         """
         started_at_s = self._loop.time()
         await self._launcher.launch(self._orders(), self._look)
@@ -321,7 +321,7 @@ class World:
             case RankJoined():
                 self._feed(events.Heard(rank))
                 self._num_joined += 1
-                self._forget_files()
+                self._on_connected()
             case RankReady():
                 self._identity = message.identity or self._identity
                 self._feed(events.Readied(rank))
@@ -400,8 +400,7 @@ class World:
             case events.AckReady():
                 self._status.send(effect.rank, ReadyAck())
             case events.Assembled():
-                self._forget_files()
-                self._assembled.set_result(None)
+                self._on_connected()
             case events.Serve():
                 assert self._identity is not None
                 self._serving.set_result(self._identity)
@@ -422,11 +421,14 @@ class World:
         for rank in range(self.num_ranks):
             self._status.send(rank, message)
 
-    def _forget_files(self) -> None:
-        """Once all are connected: without socket files a SIGKILL of ours leaves nothing."""
+    def _on_connected(self) -> None:
+        """Once every rank is there and members have joined rank 0: without socket files
+        nobody else can come, and a SIGKILL of ours leaves nothing behind."""
         are_all_here = len(self._hellos) == self.num_ranks == self._num_joined
-        if self._folder is not None and are_all_here:
-            self._folder.close()
+        if are_all_here and not self._assembled.done():
+            if self._folder is not None:
+                self._folder.close()
+            self._assembled.set_result(None)
 
 
 def _bounds(limits: ExecutorLimits) -> WorldBounds:

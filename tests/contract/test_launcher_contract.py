@@ -12,7 +12,7 @@ import pytest
 from protos.errors import ConfigError
 from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import audited, collect, request, running, tokens
-from tests.support.worlds import no_mpi_files, ranked
+from tests.support.worlds import ranked
 
 pytestmark = pytest.mark.system
 LAUNCHERS = ("spawn", "mpi")
@@ -21,7 +21,7 @@ UCX = {"tls": "tcp,self,posix,cma", "net_devices": ""}
 
 @pytest.fixture(autouse=True)
 def leave_nothing() -> Iterator[None]:
-    with nothing_left(), no_mpi_files():
+    with nothing_left():
         yield
 
 

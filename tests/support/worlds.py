@@ -1,11 +1,9 @@
-"""Worlds of several ranks over the scripted engine, and what they may not leave behind."""
+"""Worlds of several ranks over the scripted engine, and whether their processes are gone."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +36,3 @@ def all_gone(pids: Sequence[int]) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def _mpi_files() -> set[str]:
-    return {str(path) for path in Path("/dev/shm").glob("mpich_shm_*")}
-
-
-@contextlib.contextmanager
-def no_mpi_files() -> Iterator[None]:
-    """Fails where a world leaves MPICH's shared memory behind. Another job's files may go."""
-    before = _mpi_files()
-    yield
-    ends_at_s = time.monotonic() + SETTLE_S_MAX
-    while (left := _mpi_files() - before) and time.monotonic() < ends_at_s:
-        time.sleep(0.02)
-    assert not left, f"left behind: {sorted(left)} (we are {os.getpid()})"
