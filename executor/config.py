@@ -109,6 +109,9 @@ class ExecutorConfig(ConfigStruct, frozen=True, kw_only=True):
         if self.form == "single" and self.world.num_ranks > 1:
             limit = "1 in the single-process form"
             raise refusal(f"{at}world.num_ranks", self.world.num_ranks, limit)
+        if self.form == "single" and self.postprocess_workers:
+            limit = "0 in the single-process form"
+            raise refusal(f"{at}postprocess_workers", self.postprocess_workers, limit)
 
 
 class ScriptedConfig(ConfigStruct, frozen=True, kw_only=True):

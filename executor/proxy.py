@@ -284,7 +284,7 @@ class Proxy(GenerationExecutor):
             self._begin_trouble(what)
         if self._watch.is_given_up(now_s):
             bound = f"health.give_up_ms is {self._limits.health.give_up_s * 1000:g}"
-            self._link.give_up(f"it {what}, and was killed ({bound})")
+            self._link.give_up(f"it {what}, and {self._link.fate} ({bound})")
 
     def _begin_trouble(self, what: str) -> None:
         pids = ", ".join(str(pid) for pid in self._link.pids)

@@ -6,6 +6,7 @@ is told within one turn of the event loop. What it cannot do: the engine shares 
 with whoever streams, a loop that hangs cannot be killed (it is declared dead when it is
 given up, its thread is left behind and told as leaked), and whatever ends the engine's
 process, an out-of-memory kill or the scripted engine's `exit_token_id`, ends this one.
+Settings that belong to a process (torch's threads) are set for all of it.
 
     started -> loading -> READY -> serving -> Stop read, engine closed -> thread ended
                   |                    |
@@ -84,10 +85,10 @@ class EngineThread(threading.Thread):
 
     def _say_died(self, error: BaseException) -> None:
         """Before anything is closed: closing a broken engine may take its time."""
-        self.trace = _lines_of(error)[-self._limits.log_lines_max :]
         if isinstance(error, ConfigError):
             logger.error("%s", error.message)  # the user's to mend
         else:
+            self.trace = _lines_of(error)[-self._limits.log_lines_max :]
             logger.error("the engine's thread has failed:\n%s", "\n".join(self.trace))
         self._answers.say(OWNER_ID, Died(_to_baton(error).to_data()))
 
