@@ -101,11 +101,14 @@ class StopSignals:
     """SIGTERM and SIGINT ask to stop; a second one ends the process at once.
 
     Used as a context manager on the event loop's thread; `stopping` is set by
-    the first signal.
+    the first signal. A process that is `led` by another of ours leaves both to
+    that one, which hears the terminal's signals too: SIGINT is ignored, and a
+    second SIGTERM says nothing new.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_led: bool = False) -> None:
         self.stopping = asyncio.Event()
+        self._is_led = is_led
         self._loop = asyncio.get_running_loop()
 
     def __enter__(self) -> StopSignals:
@@ -118,6 +121,10 @@ class StopSignals:
             self._loop.remove_signal_handler(number)
 
     def _on_signal(self, number: signal.Signals) -> None:
+        if self._is_led:
+            if number == signal.SIGTERM:
+                self.stopping.set()
+            return
         if self.stopping.is_set():
             os._exit(128 + number)
         self.stopping.set()

@@ -26,7 +26,6 @@ LIVENESS = "liveness"
 READINESS = "readiness"
 
 _SERVER_OPTIONS = (
-    ("grpc.so_reuseport", 0),  # two servers on one port must fail, not share it
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
@@ -50,8 +49,10 @@ def split_address(listen: str, field: str = "listen") -> tuple[str, int]:
     return host, int(port)
 
 
-def new_server() -> grpc.aio.Server:
-    return grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(DecodeGuard(fail),))
+def new_server(*, shares_port: bool = False) -> grpc.aio.Server:
+    """Two servers on one port must fail, not share it, unless they are meant to."""
+    options = (("grpc.so_reuseport", int(shares_port)), *_SERVER_OPTIONS)
+    return grpc.aio.server(options=options, interceptors=(DecodeGuard(fail),))
 
 
 def add_services(server: grpc.aio.Server, inference: object, control: object) -> None:
@@ -60,22 +61,46 @@ def add_services(server: grpc.aio.Server, inference: object, control: object) ->
     control_pb2_grpc.add_ControlServicer_to_server(control, server)  # type: ignore[no-untyped-call]
 
 
-def bind(server: grpc.aio.Server, listen: str, field: str = "listen") -> str:
+def bind(
+    server: grpc.aio.Server, listen: str, field: str = "listen", *, shares_port: bool = False
+) -> str:
     """Take the port; returns HOST:PORT with the real port. Raises ConfigError."""
     host, wanted = split_address(listen, field)
-    why = _trouble_with(host, wanted)
+    why = "" if shares_port else _trouble_with(host, wanted)
     try:
         port = 0 if why else server.add_insecure_port(listen)
     except RuntimeError as error:
         why = str(error)
     if why:
-        raise ConfigError(
-            f"cannot listen on {listen}: {why}; set {field} to a free port of this host (0 picks "
-            "one), or stop what uses this one (ss -ltnp shows it)",
-            field=field,
-            value=listen,
-        )
+        raise _cannot_listen(listen, why, field)
     return f"{host}:{port}"
+
+
+def hold_port(listen: str, field: str = "listen") -> tuple[socket.socket, str]:
+    """Keep a port for servers that will share it: a socket that takes no connections, and
+    HOST:PORT with the real port. Raises ConfigError where others have it."""
+    host, wanted = split_address(listen, field)
+    why = _trouble_with(host, wanted)
+    if why:
+        raise _cannot_listen(listen, why, field)
+    name = host.strip("[]")
+    holder = socket.socket(socket.AF_INET6 if ":" in name else socket.AF_INET)
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind((name, wanted))
+    except OSError as error:
+        holder.close()
+        raise _cannot_listen(listen, _words_of(error), field) from None
+    return holder, f"{host}:{holder.getsockname()[1]}"
+
+
+def _cannot_listen(listen: str, why: str, field: str) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {listen}: {why}; set {field} to a free port of this host (0 picks "
+        "one), or stop what uses this one (ss -ltnp shows it)",
+        field=field,
+        value=listen,
+    )
 
 
 def _trouble_with(host: str, port: int) -> str:
@@ -86,8 +111,12 @@ def _trouble_with(host: str, port: int) -> str:
         with socket.create_server((name, port), family=family):
             return ""
     except OSError as error:
-        is_plain = error.errno is not None and error.errno > 0
-        return os.strerror(error.errno or 0).lower() if is_plain else (error.strerror or str(error))
+        return _words_of(error)
+
+
+def _words_of(error: OSError) -> str:
+    is_plain = error.errno is not None and error.errno > 0
+    return os.strerror(error.errno or 0).lower() if is_plain else (error.strerror or str(error))
 
 
 async def fail(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:

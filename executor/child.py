@@ -101,7 +101,7 @@ class WorkerChild:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module],
-                env={**os.environ, "PYTHONPATH": _import_path(), **(environment or {})},
+                env={**child_environment(), **(environment or {})},
                 process_group=0 if leads_group else None,
                 stdin=subprocess.PIPE,
                 stdout=write_end,
@@ -167,6 +167,8 @@ class WorkerChild:
         self._on_exit()
 
 
-def _import_path() -> str:
-    """Ours, so that the worker finds the same packages; an empty entry means the folder."""
-    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+def child_environment() -> dict[str, str]:
+    """Ours, with our import path, so that the child finds the same packages; an empty entry of
+    that means the folder."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**os.environ, "PYTHONPATH": path}

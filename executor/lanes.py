@@ -178,7 +178,7 @@ class Lanes:
         with self._lock:
             lane = self._lanes.get(frontend_id)
             if lane is not None:
-                self._close(lane, why)
+                self._close(lane, why, logging.INFO)
 
     def close_silent(self) -> None:
         """Asked now and then: frontends that nobody watches show their life by a Beat. One whose
@@ -317,10 +317,10 @@ class Lanes:
             self._close(lane, "it does not read its answers")
         return True
 
-    def _close(self, lane: WorkerLane, why: str) -> None:
+    def _close(self, lane: WorkerLane, why: str, level: int = logging.WARNING) -> None:
         frontend_id = lane.spec.frontend_id
         del self._lanes[frontend_id]
-        logger.warning("the lane of frontend %d is closed: %s", frontend_id, why)
+        logger.log(level, "the lane of frontend %d is closed: %s", frontend_id, why)
         lane.sender.send(LaneClosed(why))
         lane.sender.socket.close()
         self._num_bad_frames += lane.opener.num_bad

@@ -7,10 +7,13 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from common.config import ConfigStruct
-from common.config_checks import check_name
+from common.config_checks import check_name, refusal
 from common.rpc import split_address
 from executor.config import EngineConfig
 from executor.placement import check_engine_here, engine_here
+
+FRONTENDS_MAX = 64
+PORT_MAX = 65_535
 
 
 class ServerConfig(ConfigStruct, frozen=True, kw_only=True):
@@ -25,6 +28,9 @@ class ServerConfig(ConfigStruct, frozen=True, kw_only=True):
     metrics_listen: str = ""
     """HOST:PORT for Prometheus; empty: off."""
     engine: EngineConfig = EngineConfig()
+    frontends: Annotated[int, Meta(ge=1, le=FRONTENDS_MAX)] = 1
+    """Processes that serve gRPC on one port and share the engine; each has metrics of its own,
+    from `metrics_listen` upwards."""
     shutdown_grace_s: Annotated[float, Meta(ge=0, le=600)] = 0.5
     """How long open streams may go on after SIGTERM."""
     max_open_requests: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
@@ -42,3 +48,18 @@ class ServerConfig(ConfigStruct, frozen=True, kw_only=True):
         if self.metrics_listen:
             split_address(self.metrics_listen, f"{at}metrics_listen")
         check_engine_here(self.engine, f"{at}engine.")
+        if self.frontends > 1:
+            self._check_frontends(at)
+
+    def _check_frontends(self, at: str) -> None:
+        form = self.engine.executor.form
+        if form == "single":
+            raise refusal(f"{at}frontends", self.frontends, "1 with engine.executor.form single")
+        if self.engine.executor.rpc_address:
+            limit = "1 with engine.executor.rpc_address: start one server for each"
+            raise refusal(f"{at}frontends", self.frontends, limit)
+        if self.metrics_listen:
+            first = split_address(self.metrics_listen)[1]
+            if first and first + self.frontends - 1 > PORT_MAX:
+                limit = f"a port up to {PORT_MAX + 1 - self.frontends}, one for each frontend"
+                raise refusal(f"{at}metrics_listen", self.metrics_listen, limit)

@@ -169,13 +169,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         why = f": {shorten(message.reason)}" if message.reason else ""
         for external_id in message.external_ids:
             live = self._live.find(external_id)
-            if live is None:
+            if live is not None:
+                live.end(RequestCancelledError(f"aborted by the client{why}"))
+            elif not await self._abort_elsewhere(external_id):
                 response.unknown.append(external_id)
                 continue
-            live.end(RequestCancelledError(f"aborted by the client{why}"))
             response.aborted.append(external_id)
             self._log.info("request_aborted", external_id=external_id)
         return response
+
+    async def _abort_elsewhere(self, external_id: str) -> bool:
+        """It may be a request of another frontend of the same engine."""
+        try:
+            return await self._state.running().executor.abort_named(external_id)
+        except BatonError:
+            return False  # without an engine there is nothing to abort
 
     async def close(self) -> None:
         """Stop what still runs behind ended calls; the executor's end frees the rest."""

@@ -20,7 +20,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.config import load_config
+import msgspec
+
+from common.config import load_config, parse_config
 from common.logs import Bridge, Logs
 from common.metrics import Gauges, Metrics, MetricsServer
 from common.process import (
@@ -35,12 +37,15 @@ from common.process import (
 )
 from common.rpc import Health, add_services, bind, enable_reflection, new_server
 from common.security import load_secret
+from executor.attach.point import rpc_point
 from executor.executor import GenerationExecutor
 from executor.preflight import check_model, load_own_tokenizer
 from protos.errors import BatonError, ConfigError, EngineDeadError, ServerUnavailableError
 from serving.config import ServerConfig
 from serving.control import ControlServicer
+from serving.front import FrontOrders, read_orders
 from serving.inference import InferenceServicer
+from serving.launcher import FrontendsProcess
 from serving.live import LiveRequests
 from serving.role import Role
 from serving.state import ServerState, Serving
@@ -60,12 +65,16 @@ def main(
     argv: Sequence[str] | None = None,
 ) -> int:
     """A server process from its command line to its exit status."""
-    options = parse_options(program, f"One {role.name} server of a Baton cluster.", argv)
+    options = parse_options(
+        program,
+        f"One {role.name} server of a Baton cluster.",
+        argv,
+        more=("frontends", "attach_fd"),
+    )
     try:
         if options.die_with_parent:
             die_with_parent()
-        config = load_config(options.config, config_type)
-        process = ServerProcess(config, role, options)
+        process = _process(role, load_config(options.config, config_type), program, options)
         bridge = Bridge(process.logs)
         bridge.install()
         try:
@@ -80,16 +89,41 @@ def main(
         return EXIT_ENGINE_DEAD
 
 
+def _process(
+    role: type[Role], config: ServerConfig, program: str, options: ProcessOptions
+) -> ServerProcess | FrontendsProcess:
+    """The server itself, one frontend of it, or the launcher of several."""
+    if options.attach_fd is not None:
+        orders = read_orders(options.attach_fd)
+        return ServerProcess(orders.seat(config), role, options, orders)
+    if options.frontends is not None:
+        config = msgspec.structs.replace(config, frontends=options.frontends)
+        config = parse_config(msgspec.to_builtins(config), type(config), source="--frontends")
+    if config.frontends > 1:
+        return FrontendsProcess(config, program, options)
+    return ServerProcess(config, role, options)
+
+
 class ServerProcess:
     """One life; `run` is called once, on the main thread's event loop."""
 
-    def __init__(self, config: ServerConfig, role: type[Role], options: ProcessOptions) -> None:
-        """Raises ConfigError for a secret that cannot be used."""
+    def __init__(
+        self,
+        config: ServerConfig,
+        role: type[Role],
+        options: ProcessOptions,
+        front: FrontOrders | None = None,
+    ) -> None:
+        """`front`: this is one of several frontends. Raises ConfigError for a secret or an
+        address that cannot be used."""
         self._config = config
         self._options = options
+        self._is_front = front is not None
         secret = load_secret(Path(config.secret_file))
+        self._point = rpc_point(config.engine, secret) if front is None else front.point
         level = options.log_level or config.log_level
-        self.logs = Logs(name=config.name, level=level, format=config.log_format)
+        name = config.name if front is None else f"{config.name}/{front.index}"
+        self.logs = Logs(name=name, level=level, format=config.log_format)
         self._log = self.logs.get("server")
         self.state = ServerState(name=config.name, role=role.name, secret=secret)
         self._live = LiveRequests(config.max_open_requests)
@@ -101,7 +135,7 @@ class ServerProcess:
 
         Raises ConfigError or EngineDeadError where the start fails.
         """
-        with StopSignals() as signals:
+        with StopSignals(is_led=self._is_front) as signals:
             return await self.serve(signals.stopping)
 
     async def serve(self, stopping: asyncio.Event) -> int:
@@ -115,8 +149,8 @@ class ServerProcess:
 
     async def _open(self) -> None:
         """Take the ports and answer, though no request is served yet."""
-        self._server = new_server()
-        self.state.address = bind(self._server, self._config.listen)
+        self._server = new_server(shares_port=self._is_front)
+        self.state.address = bind(self._server, self._config.listen, shares_port=self._is_front)
         metrics_listen = self._config.metrics_listen
         self._metrics_server = (
             MetricsServer(self._metrics, metrics_listen) if metrics_listen else None
@@ -200,7 +234,11 @@ class ServerProcess:
         await asyncio.to_thread(check_model, config, "engine.model")
         tokenizer = await asyncio.to_thread(load_own_tokenizer, config)
         executor = await GenerationExecutor.create(
-            config, name=self._config.name, progress=self._on_progress, tokenizer=tokenizer
+            config,
+            name=self.logs.name,
+            progress=self._on_progress,
+            tokenizer=tokenizer,
+            point=self._point,
         )
         return Serving(executor=executor, tokenizer=tokenizer)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from typing import Protocol, assert_never
 
 import zmq
@@ -75,6 +76,8 @@ class Broker:
             secrets.token_bytes(32),
             BrokerBounds(heartbeat_s=limits.heartbeat_s, silence_s=limits.lane_silence_s),
         )
+        self.on_lost: Callable[[ProcessName], None] = lambda _: None
+        """Of a frontend whose lane rank 0 has closed by itself: it may be standing still."""
         self.num_bad_frames = 0
         self._link = LoopSocket(zmq.ROUTER, self._on_frames)
         self._link.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -126,8 +129,11 @@ class Broker:
         self._feed(table.WorldUp(world.leader, ""))
 
     def lane_closed(self, frontend_id: int) -> None:
-        """Rank 0 has closed it by itself."""
-        self._feed(table.LaneGone(frontend_id))
+        """Rank 0 has closed it by itself, or because we asked."""
+        frontend = self._table.frontend(frontend_id)
+        if frontend is not None:
+            self._feed(table.LaneGone(frontend_id))
+            self.on_lost(frontend.request.process)
 
     def world_ended(self, cause: str) -> None:
         """Every frontend is told, and nobody is let in any more."""
