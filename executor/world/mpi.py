@@ -16,7 +16,8 @@ from executor.world.mpi_start import SHM_PREFIX, pack_all
 from executor.world.orders import Orders
 from executor.world.outer import path_with
 
-KILL_AFTER_S = 1.0
+KILL_AFTER_S = 3.0
+"""It is well only where it gets to its own cleaning up; bounded by the world's own bound."""
 
 
 class MpiLauncher(Launcher):

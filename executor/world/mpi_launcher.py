@@ -2,8 +2,11 @@
 
 MPICH takes down whoever spawned a rank that is killed, together with its process group. So
 the owner of the world is never that process: this one is. Once the ranks run it leaves that
-group, waits for the end of either side and reaps what is left. Orders come by standard input,
-which then stays open as the owner's sign of life.
+group and waits for the end of either side. Orders come by standard input, which then stays
+open as the owner's sign of life; its end is seen in every phase, also while MPI is busy.
+
+Whatever MPI starts stays below this process, which adopts orphans: at the end it kills and
+reaps all of it, and removes the shared memory of ranks that were cut off before they could.
 
 Exit status: 0 the owner asked for the end, 1 the ranks could not be started, 2 MPI ended them.
 """
@@ -13,18 +16,25 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import sys
+import threading
 import time
+from pathlib import Path
 
-from executor.parent import die_with_parent
-from executor.world.mpi_start import broadcast, forget_shared_memory, load_mpi, read_all
+from executor.world.mpi_start import (
+    broadcast,
+    forget_shared_memory,
+    load_mpi,
+    mapped_by,
+    read_all,
+)
+from executor.world.rank import end
 from protos.errors import BatonError
 
 PR_SET_CHILD_SUBREAPER = 36
-REAP_S_MAX = 3.0
-EXIT_NOT_STARTED, EXIT_ENDED = 1, 2
+REAP_S_MAX = 2.0
+EXIT_ASKED, EXIT_NOT_STARTED, EXIT_ENDED = 0, 1, 2
 LENGTH_BYTES = 8
 
 
@@ -33,19 +43,17 @@ def main() -> int:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     length = int.from_bytes(sys.stdin.buffer.read(LENGTH_BYTES), "little")
     data = sys.stdin.buffer.read(length)
-    orders = read_all(data)
-    if orders[0].dies_with_parent_thread:
-        die_with_parent(orders[0].owner.pid)
+    threading.Thread(target=_end_with_owner, name="owner-watch", daemon=True).start()
     try:
-        spawn(data, len(orders))
+        spawn(data, len(read_all(data)))
     except BatonError as error:
         print(f"ERROR {error.message}", file=sys.stderr)  # noqa: T201 - the owner's to show
         return EXIT_NOT_STARTED
     _leave_group()
-    status = _wait_for_either_end()
-    _kill_group()
-    _reap()
-    return status
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+    return EXIT_ENDED
 
 
 def spawn(data: bytes, num_ranks: int) -> None:
@@ -65,45 +73,45 @@ def _leave_group() -> None:
         os.setpgid(0, os.getpgid(os.getppid()))
 
 
-def _wait_for_either_end() -> int:
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    signal.set_wakeup_fd(writes)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    while True:
-        if _has_no_child():
-            return EXIT_ENDED
-        ready, _, _ = select.select([0, reads], [], [])
-        if 0 in ready and not os.read(0, 4096):
-            return 0
-        if reads in ready:
-            os.read(reads, 4096)
+def _end_with_owner() -> None:
+    while os.read(0, 4096):
+        pass
+    _end_descendants()
+    end(EXIT_ASKED)
 
 
-def _has_no_child() -> bool:
-    """Reaps whoever ended."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                return False
-    return True
-
-
-def _kill_group() -> None:
-    """Our old group's number is our own pid."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if os.getpgid(0) != os.getpid():
-            os.killpg(os.getpid(), signal.SIGKILL)
-
-
-def _reap() -> None:
+def _end_descendants() -> None:
+    """Stopped first, so that none starts another one or maps another file meanwhile."""
+    files: dict[str, None] = {}
     ends_at_s = time.monotonic() + REAP_S_MAX
-    while not _has_no_child() and time.monotonic() < ends_at_s:
-        time.sleep(0.01)
+    while (pids := _descendants(os.getpid())) and time.monotonic() < ends_at_s:
+        _signal_all(pids, signal.SIGSTOP)
+        for pid in pids:
+            files |= dict.fromkeys(mapped_by(pid))
+        _signal_all(pids, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.005)
+    for file in files:
+        Path(file).unlink(missing_ok=True)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Living ones and zombies, parents first."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *_descendants(child)]
+    return found
+
+
+def _signal_all(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    end(main())

@@ -9,7 +9,6 @@ every rank has it mapped nobody needs its name: it is removed then.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -61,11 +60,18 @@ def meet(communicator: Any) -> None:
 
 def forget_shared_memory() -> None:
     """Remove the names of MPICH's files that this process has mapped."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.split(maxsplit=5)[-1]
-        if path.startswith(SHM_PREFIX) and os.path.exists(path):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+    for path in mapped_by(os.getpid()):
+        Path(path).unlink(missing_ok=True)
+
+
+def mapped_by(pid: int) -> list[str]:
+    """MPICH's files that a process has mapped and that still have a name."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines)
+    return [path for path in paths if path.startswith(SHM_PREFIX) and os.path.exists(path)]
 
 
 def _wait(request: Any) -> None:
