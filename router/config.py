@@ -34,6 +34,9 @@ class RouterConfig(ConfigStruct, frozen=True, kw_only=True):
     """For requests that name none."""
     max_in_flight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     """Requests served at once; one more is refused at once."""
+    connections_per_server: Annotated[int, Meta(ge=1, le=256)] = 1
+    """Requests take turns on them. Frontends that share a server's port have each its own
+    connections, and the kernel deals them out at random: several for each are needed."""
     heartbeat_s: Annotated[float, Meta(ge=0.01, le=600)] = 1.0
     heartbeat_timeout_s: Annotated[float, Meta(ge=0.01, le=3600)] = 3.0
     """A server that is silent for so long counts as gone."""

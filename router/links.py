@@ -1,13 +1,16 @@
-"""The gRPC channels to the servers, one each, opened at start and closed at the end.
+"""The gRPC channels to the servers, opened at start and closed at the end.
 
-A channel connects by itself and again after a loss, at most a second later. The
-cluster's control token rides on every call.
+A channel is one connection. It connects by itself and again after a loss, at most a
+second later. A server whose frontends share a port is reached by several, since a
+connection belongs to one frontend; they take turns. The cluster's control token rides
+on every call.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,16 +40,26 @@ class Link:
     """How to call one server. The stubs are generated code without types."""
 
     address: str
-    channel: grpc.aio.Channel
-    inference: Any
+    channels: tuple[grpc.aio.Channel, ...]
+    stubs: Iterator[Any]
+    """Of Inference, one a channel, in turn and without end."""
     control: Any
     metadata: tuple[tuple[str, str], ...]
 
+    @property
+    def inference(self) -> Any:
+        """The stub whose turn it is."""
+        return next(self.stubs)
+
 
 class Links:
-    def __init__(self, addresses: Sequence[str], secret: ClusterSecret) -> None:
+    def __init__(
+        self, addresses: Sequence[str], secret: ClusterSecret, connections_per_server: int = 1
+    ) -> None:
         metadata = ((CONTROL_METADATA_KEY, secret.control_token()),)
-        self._links = {address: _open(address, metadata) for address in addresses}
+        self._links = {
+            address: _open(address, connections_per_server, metadata) for address in addresses
+        }
         self._ending: dict[int, Any] = {}
 
     def __getitem__(self, address: str) -> Link:
@@ -67,16 +80,20 @@ class Links:
         call.add_done_callback(lambda _: self._ending.pop(key, None))
 
     async def close(self) -> None:
-        closing = [link.channel.close(CLOSE_S_MAX) for link in self._links.values()]
+        channels = [channel for link in self._links.values() for channel in link.channels]
+        closing = [channel.close(CLOSE_S_MAX) for channel in channels]
         await asyncio.gather(*closing)
 
 
-def _open(address: str, metadata: tuple[tuple[str, str], ...]) -> Link:
-    channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+def _open(address: str, num_channels: int, metadata: tuple[tuple[str, str], ...]) -> Link:
+    channels = tuple(
+        grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) for _ in range(num_channels)
+    )
+    stubs = [inference_pb2_grpc.InferenceStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
     return Link(
         address=address,
-        channel=channel,
-        inference=inference_pb2_grpc.InferenceStub(channel),  # type: ignore[no-untyped-call]
-        control=control_pb2_grpc.ControlStub(channel),  # type: ignore[no-untyped-call]
+        channels=channels,
+        stubs=itertools.cycle(stubs),
+        control=control_pb2_grpc.ControlStub(channels[0]),  # type: ignore[no-untyped-call]
         metadata=metadata,
     )

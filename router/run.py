@@ -83,7 +83,7 @@ class Router:
 
     def _make_parts(self) -> None:
         addresses = [server.address for server in self.fleet.servers]
-        self._links = Links(addresses, self._secret)
+        self._links = Links(addresses, self._secret, self._config.connections_per_server)
         self._leases = Leases(self._links, self._logs.get("leases"))
         self._shared = Shared(
             fleet=self.fleet,

@@ -33,6 +33,8 @@ class RouterSection(ConfigStruct, frozen=True, kw_only=True):
     disaggregation: Literal["always", "never"] | None = None
     default_deadline_s: Annotated[float, Meta(gt=0, le=24 * 3600)] | None = None
     max_in_flight: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    connections_per_server: Annotated[int, Meta(ge=1, le=256)] | None = None
+    """None: 4 for each frontend of a server."""
 
 
 class PoolSection(ConfigStruct, frozen=True, kw_only=True):
@@ -43,7 +45,9 @@ class PoolSection(ConfigStruct, frozen=True, kw_only=True):
     first_port: Port = 0
     """The servers take ports from here on; 0: any that are free."""
     first_metrics_port: Port = 0
-    """As `first_port`, for /metrics; 0: off."""
+    """As `first_port`, for /metrics, a port for each frontend; 0: off."""
+    frontends: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Serving processes of each server, which share its engine and its port."""
     engine: dict[str, Any] = msgspec.field(default_factory=dict)
     """Laid over the cluster's `engine`, for this role alone."""
 

@@ -18,6 +18,8 @@ from protos.errors import ConfigError
 from router.config import RouterConfig
 from serving.config import ServerConfig
 
+CONNECTIONS_PER_FRONTEND = 4
+"""The kernel deals connections out at random: so few frontends stay without one."""
 _CLUSTER_KEYS = ("model", "dtype", "device")
 _SCHEMAS: Mapping[str, type[ServerConfig]] = {
     "context": ContextServerConfig,
@@ -64,6 +66,7 @@ def plan_servers(
                 "metrics_listen": _metrics_address(role, pool, index),
                 "secret_file": str(secret_file),
                 "shutdown_grace_s": config.shutdown_grace_s,
+                "frontends": pool.frontends,
                 "engine": _engine(config, pool, model, num_threads),
             },
         )
@@ -87,8 +90,12 @@ def plan_router(
 ) -> ProcessPlan:
     """Raises ConfigError."""
     section = msgspec.to_builtins(config.router)
+    num_frontends = max(config.context.frontends, config.generation.frontends)
     router = {
         "name": "router",
+        "connections_per_server": CONNECTIONS_PER_FRONTEND * num_frontends
+        if num_frontends > 1
+        else 1,
         **{key: value for key, value in section.items() if value is not None},
         "secret_file": str(secret_file),
         "model": model,
@@ -109,7 +116,7 @@ def listen_addresses(config: ClusterConfig) -> tuple[tuple[str, str], ...]:
     for role, pool in (("context", config.context), ("generation", config.generation)):
         for index in range(pool.count):
             found.append((f"{role}.first_port", _address(role, "first_port", pool, index)))
-            found.append((f"{role}.first_metrics_port", _metrics_address(role, pool, index)))
+            found += _metrics_addresses(role, pool, index)
     return tuple((key, address) for key, address in found if address)
 
 
@@ -140,5 +147,18 @@ def _address(role: str, key: str, pool: PoolSection, index: int) -> str:
     return f"{pool.host}:{port}"
 
 
+def _metrics_addresses(role: str, pool: PoolSection, index: int) -> list[tuple[str, str]]:
+    """(key, HOST:PORT) of every frontend of one server."""
+    if not pool.first_metrics_port:
+        return []
+    key = "first_metrics_port"
+    first = index * pool.frontends
+    places = range(first, first + pool.frontends)
+    return [(f"{role}.{key}", _address(role, key, pool, place)) for place in places]
+
+
 def _metrics_address(role: str, pool: PoolSection, index: int) -> str:
-    return _address(role, "first_metrics_port", pool, index) if pool.first_metrics_port else ""
+    """Of the first of its frontends."""
+    if not pool.first_metrics_port:
+        return ""
+    return _address(role, "first_metrics_port", pool, index * pool.frontends)
