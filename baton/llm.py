@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import secrets
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -113,9 +114,12 @@ class LLM(EngineControls):
         own words where the engine does not come up.
         """
         self._config = engine_config_of(str(model), executor, config, engine)
-        check_model(self._config)
+        if not self._config.executor.rpc_address:  # else the model is that worker's
+            check_model(self._config)
         self.tokenizer, spec = text_side(tokenizer, self._config)
         self._name = name
+        self._life = secrets.token_hex(4)
+        """In minted external ids: other programs may share the engine, and their names."""
         self._numbers = itertools.count(1)
         create = functools.partial(
             GenerationExecutor.create,
@@ -269,6 +273,9 @@ class LLM(EngineControls):
         self._engine.submit(entry)
         return entry.result
 
+    def _mint_id(self) -> str:
+        return f"{self._name}-{self._life}-{next(self._numbers)}"
+
     def _request(
         self,
         prompt_token_ids: tuple[int, ...],
@@ -276,7 +283,7 @@ class LLM(EngineControls):
         options: Mapping[str, Any],
     ) -> ExecutorRequest:
         given = {name: value for name, value in options.items() if name in _OF_REQUEST}
-        external_id = given.pop("external_id", "") or f"{self._name}-{next(self._numbers)}"
+        external_id = given.pop("external_id", "") or self._mint_id()
         deadline_ms = deadline_ms_of(given.pop("timeout_s", None))
         prefix = given.pop("output_prefix_token_ids", ())
         sampled = {name: value for name, value in options.items() if name not in _OF_REQUEST}
