@@ -1,7 +1,9 @@
-"""Worlds that frontends attach to: one in a thread of this process, or any executor's own.
+"""Worlds that frontends attach to: one in a thread of this process, or one of real ranks.
 
 `thread_world` has the real lanes, broker and worker loop, and no process: milliseconds to
-start, and everything but a death can be tried on it. `attached` gives proxies on any of them.
+start, and everything but a death can be tried on it. `shared_world` has a worker process of its
+own, and this process as its owner. `attached` gives proxies on any of them; `rpc` and `attach3`
+open one executor as a contract suite wants it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 from executor.attach.broker import Broker
 from executor.attach.keys import AttachKeys
+from executor.attach.owner import share_engine
 from executor.attach.point import AttachPoint
 from executor.config import EngineConfig
 from executor.engine.factory import create_engine
@@ -24,9 +27,11 @@ from executor.inbox import Inbox
 from executor.lane import LaneSpec
 from executor.lanes import Lanes
 from executor.limits import ExecutorLimits
+from executor.proxy import Proxy
 from executor.worker import Heart, Worker
 from executor.world.orders import ProcessName
 from tests.support.executor_scripted import config as scripted
+from tests.support.executor_spread import Spread
 
 CLUSTER = AttachKeys({"k1": b"1" * 32, "k0": b"0" * 32})
 
@@ -93,12 +98,7 @@ async def thread_world(
     engine: EngineConfig | None = None, *, form: str = "attach", **limits: Any
 ) -> AsyncIterator[Rig]:
     bounds = ExecutorLimits(**limits)
-    if form == "rpc":
-        broker = Broker.on_tcp("127.0.0.1:0", CLUSTER, bounds)
-        point = tcp_point(broker.port)
-    else:
-        broker = Broker.on_ipc(bounds)
-        point = broker.local_point()
+    broker, point = open_broker(form, bounds)
     try:
         world = ThreadWorld(engine or scripted(), bounds)
         try:
@@ -111,6 +111,42 @@ async def thread_world(
         await broker.close()
 
 
+@dataclass
+class Shared:
+    """A world of real ranks, owned by this process."""
+
+    owner: Proxy
+    broker: Broker
+    point: AttachPoint
+
+
+@contextlib.asynccontextmanager
+async def shared_world(
+    engine: EngineConfig, *, form: str = "attach", **limits: Any
+) -> AsyncIterator[Shared]:
+    bounds = ExecutorLimits(**limits)
+    broker, point = open_broker(form, bounds)
+    try:
+        owner = await share_engine(
+            engine, broker, name="owner", limits=bounds, progress=lambda _: None
+        )
+        try:
+            yield Shared(owner, broker, point)
+        finally:
+            await owner.shutdown()
+            broker.check()
+    finally:
+        await broker.close()
+
+
+def open_broker(form: str, limits: ExecutorLimits) -> tuple[Broker, AttachPoint]:
+    if form == "rpc":
+        broker = Broker.on_tcp("127.0.0.1:0", CLUSTER, limits)
+        return broker, tcp_point(broker.port)
+    broker = Broker.on_ipc(limits)
+    return broker, broker.local_point()
+
+
 def tcp_point(port: int, keys: AttachKeys = CLUSTER) -> AttachPoint:
     where = f"127.0.0.1:{port}"
     return AttachPoint(form="rpc", endpoint=f"tcp://{where}", keys=keys, where=where)
@@ -118,15 +154,20 @@ def tcp_point(port: int, keys: AttachKeys = CLUSTER) -> AttachPoint:
 
 @contextlib.asynccontextmanager
 async def attached(
-    point: AttachPoint, num: int = 1, *, tokenizer: Any = None, **limits: Any
+    point: AttachPoint,
+    num: int = 1,
+    *,
+    engine: EngineConfig | None = None,
+    tokenizer: Any = None,
+    **limits: Any,
 ) -> AsyncIterator[list[GenerationExecutor]]:
     """`num` frontends on one world."""
     async with contextlib.AsyncExitStack() as stack:
         executors = []
-        for index in range(num):
+        for _ in range(num):
             executor = await GenerationExecutor.create(
-                EngineConfig(),
-                name=f"front-{index}",
+                engine or EngineConfig(),
+                name="front",
                 tokenizer=tokenizer,
                 limits=ExecutorLimits(**limits),
                 point=point,
@@ -134,3 +175,28 @@ async def attached(
             stack.push_async_callback(executor.shutdown)
             executors.append(executor)
         yield executors
+
+
+@contextlib.asynccontextmanager
+async def rpc(
+    engine: EngineConfig, *, tokenizer: Any = None, **limits: Any
+) -> AsyncIterator[GenerationExecutor]:
+    """One frontend on a world over tcp."""
+    async with (
+        shared_world(engine, form="rpc", **limits) as world,
+        attached(world.point, engine=engine, tokenizer=tokenizer, **limits) as fronts,
+    ):
+        yield fronts[0]
+
+
+@contextlib.asynccontextmanager
+async def attach3(
+    engine: EngineConfig, *, tokenizer: Any = None, **limits: Any
+) -> AsyncIterator[GenerationExecutor]:
+    """Three frontends on one world, as one."""
+    async with (
+        shared_world(engine, **limits) as world,
+        attached(world.point, 3, engine=engine, tokenizer=tokenizer, **limits) as fronts,
+    ):
+        spread: Any = Spread(fronts)
+        yield spread

@@ -16,6 +16,7 @@ import msgspec
 
 from executor.config import EngineConfig, ExecutorConfig, WorldConfig
 from executor.executor import GenerationExecutor
+from tests.support.attach_world import attach3, rpc
 from tests.support.executor_scripted import running
 
 Opened = AbstractAsyncContextManager[GenerationExecutor]
@@ -51,6 +52,8 @@ FORMS = {
     "ipc": Form(open=own(form="ipc")),
     "ipc-post2": Form(open=own(form="ipc", postprocess_workers=2)),
     "spawn2": Form(open=own(form="ipc", world=ranks("spawn", 2))),
+    "rpc": Form(open=rpc),
+    "attach3": Form(open=attach3),
     "mpi2": Form(open=own(form="ipc", world=ranks("mpi", 2))),
 }
 NEEDS_CLUSTER = "ray"
