@@ -84,8 +84,12 @@ class RayLauncher(Launcher):
         self._on_exit = on_exit
         self._start_driver(orders)
         where = f"the Ray cluster at {self._address}" if self._address else "a Ray cluster"
-        await self._expect(Joined, JOIN_S_MAX, f"{where} did not come up")
-        await self._expect(Placed, PLACE_S_MAX + ANSWER_S_MAX, f"{where} placed no actors")
+        try:
+            await self._expect(Joined, JOIN_S_MAX, f"{where} did not come up")
+            await self._expect(Placed, PLACE_S_MAX + ANSWER_S_MAX, f"{where} placed no actors")
+        except BaseException:
+            await self._end_driver()
+            raise
 
     def _start_driver(self, orders: Sequence[Orders]) -> None:
         environment = self._environment()
@@ -141,7 +145,6 @@ class RayLauncher(Launcher):
             raise ConfigError(event.words, field=event.field)
         if isinstance(event, kind):
             return
-        self.kill()
         if ended.done() and not ended.cancelled():
             lines = "\n  ".join(self._child.log_lines)
             raise EngineDeadError(f"{self._child.describe_exit()}; its last log lines:\n  {lines}")
@@ -151,6 +154,13 @@ class RayLauncher(Launcher):
             value=self._address,
             limit=timeout_s,
         )
+
+    async def _end_driver(self) -> None:
+        """Nobody waits for the end of a world that was never launched."""
+        assert self._child is not None
+        self.kill()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._child.exited.wait(), self._limits.stop_dead_s_max)
 
     # --- what became of them ----------------------------------------------------
 
