@@ -30,7 +30,7 @@ from executor.lane import OWNER_ID
 from executor.limits import ExecutorLimits
 from executor.link import Link, LinkUser
 from executor.local_lane import InboxSender, LocalAnswers
-from executor.messages import Died, Stop
+from executor.messages import Died, Stop, ToProxy
 from executor.request_queue import RequestQueue
 from executor.worker import Heart, Worker
 from protos.errors import BatonError, ConfigError, InternalError
@@ -116,7 +116,7 @@ class ThreadLink(Link):
         self._answers = LocalAnswers(
             self.loop,
             messages_max=limits.queue_messages_max,
-            on_messages=user.on_messages,
+            on_messages=self._on_messages,
             on_crash=self._on_crash,
         )
         self.requests = RequestQueue(
@@ -158,6 +158,12 @@ class ThreadLink(Link):
 
     def has_exited(self) -> bool:
         return self._thread is not None and not self._thread.is_alive()
+
+    def _on_messages(self, messages: list[ToProxy]) -> None:
+        """What the worker says, it says after it has emptied its inbox: what waits has room."""
+        if len(self.requests):
+            self.requests.flush()
+        self.user.on_messages(messages)
 
     # --- death ----------------------------------------------------------------
 
