@@ -58,11 +58,16 @@ def engine_config(
     *,
     step_ms: float,
     vocab_size: int = 0,
+    model: str = "",
     executor: ExecutorConfig | None = None,
 ) -> EngineConfig:
-    """`vocab_size` 0: stamps; else the scripted tokens, which a tokenizer can decode."""
+    """`vocab_size` 0: stamps; else the scripted tokens, which a tokenizer can decode.
+
+    `model` is where postprocess workers find that tokenizer.
+    """
     return EngineConfig(
         engine="scripted",
+        model=model,
         executor=executor or ExecutorConfig(),
         kv_cache=KvCacheConfig(num_blocks=1 << 16, tokens_per_block=1 << 16),
         scheduler=SchedulerConfig(

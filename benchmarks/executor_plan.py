@@ -26,7 +26,7 @@ class Plan:
 
 
 FULL = Plan(num_rounds=5, span=Span(warm_up_s=0.5, half_s=1.5), num_requests=512)
-QUICK = Plan(num_rounds=1, span=Span(warm_up_s=0.1, half_s=0.2), num_requests=64)
+QUICK = Plan(num_rounds=1, span=Span(warm_up_s=0.2, half_s=0.25), num_requests=64)
 
 
 def _median_of(windows: tuple[Figures, ...]) -> Figures:

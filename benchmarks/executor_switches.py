@@ -26,6 +26,8 @@ from executor.ipc import FrameReceiver
 from executor.messages import Outputs, ToProxy
 
 NUM_ACTIVE = 64
+NUM_COMMON_TOKENS = 2000
+"""The first merges of a byte-level vocabulary are its commonest pieces of text."""
 SEND_BATCH = ExecutorConfig(send_batch_max=64, send_batch_ms=1.0)
 
 
@@ -60,20 +62,34 @@ async def batched_wakes(plan: Plan) -> dict[str, float]:
 
 
 async def text(plan: Plan) -> dict[str, float]:
-    """The same streams with their text, by the demo model's tokenizer, and without."""
-    tokenizer = load_tokenizer(demo_model_folder())
-    config = engine_config(NUM_ACTIVE, step_ms=STEP_MS, vocab_size=tokenizer.vocab_size)
-    async with (
-        executor_under_load(config) as plain,
-        executor_under_load(config, tokenizer) as spoken,
-    ):
-        without_text, with_text = await plan.in_turn(
-            functools.partial(plain.window, NUM_ACTIVE, plan.span),
-            functools.partial(spoken.window, NUM_ACTIVE, plan.span),
+    """The same streams without text, with it, and with a postprocess worker that makes it."""
+    model = demo_model_folder()
+    tokenizer = load_tokenizer(model)
+    configs = [
+        engine_config(
+            NUM_ACTIVE,
+            step_ms=STEP_MS,
+            vocab_size=NUM_COMMON_TOKENS,
+            model=str(model),
+            executor=ExecutorConfig(postprocess_workers=num_workers),
         )
+        for num_workers in (0, 1)
+    ]
+    async with (
+        executor_under_load(configs[0]) as silent,
+        executor_under_load(configs[0], tokenizer) as speaking,
+        executor_under_load(configs[1], tokenizer) as posting,
+    ):
+        figures = await plan.in_turn(
+            *(
+                functools.partial(load.window, NUM_ACTIVE, plan.span)
+                for load in (silent, speaking, posting)
+            )
+        )
+    kinds = ("without_text", "with_text", "with_text_in_a_postprocess_worker")
     return {
-        f"cpu_us_per_token_{NUM_ACTIVE}_without_text": without_text.cpu_us_per_token,
-        f"cpu_us_per_token_{NUM_ACTIVE}_with_text": with_text.cpu_us_per_token,
+        f"cpu_us_per_token_{NUM_ACTIVE}_{kind}": each.cpu_us_per_token
+        for kind, each in zip(kinds, figures, strict=True)
     }
 
 
