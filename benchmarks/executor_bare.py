@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from benchmarks.executor_load import STAMP_US_MAX, Figures, Meter, Span
+from benchmarks.executor_load import QUEUE_MESSAGES_MAX, STAMP_US_MAX, Figures, Meter, Span
 from executor.engine.seam import EngineOutput
 from executor.ipc import SEQUENCE_BYTES, TAG_BYTES, TO_PROXY, FrameSealer
 from executor.messages import Outputs
@@ -70,6 +70,7 @@ class BareLoop:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-bench-")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
         endpoint = f"ipc://{Path(self._folder.name) / 'bare'}"
         self._socket.bind(endpoint)
         command = [sys.executable, "-m", "benchmarks.executor_bare", endpoint]
@@ -152,6 +153,7 @@ def main() -> None:
     """The sender: frames at the ordered pace until the next order, or a parent that is gone."""
     socket = zmq.Context().socket(zmq.PAIR)
     socket.setsockopt(zmq.SNDTIMEO, 1000)
+    socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES_MAX)
     socket.connect(sys.argv[1])
     sealer, order, step = FrameSealer(b"k" * 32, TO_PROXY), Order(), 0
     while True:

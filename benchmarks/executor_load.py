@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 
 from common.text.tokenizer import Tokenizer
 from executor.config import (
@@ -23,18 +23,22 @@ from executor.config import (
     ScriptedConfig,
 )
 from executor.executor import ExecutorRequest, GenerationExecutor, GenerationResult
-from protos.errors import RequestCancelledError
+from executor.limits import ExecutorLimits
+from protos.errors import OverloadedError, RequestCancelledError
 from protos.messages import SamplingParams
 
 STAMP_US_MAX = (1 << 31) - 1
 """Stamps are microseconds modulo this: they repeat after 36 minutes."""
 MAX_TOKENS = 1 << 20
 """More than any window streams."""
+QUEUE_MESSAGES_MAX = 64
+"""Less than by default: what is under way when a flat-out window ends has to be read."""
+RETRY_S = 0.001
 STEP_MS = 10.0
 """The pace of paced windows: a decode step of a model of some size."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Span:
     """How long a window's halves are, and how long the streams run before it."""
 
@@ -42,7 +46,7 @@ class Span:
     half_s: float
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Figures:
     """One window's. `peer_us_per_token`: CPU of the process that makes the tokens."""
 
@@ -152,7 +156,7 @@ class Load:
     @contextlib.asynccontextmanager
     async def streams(self, num_streams: int, meter: Meter) -> AsyncIterator[None]:
         """Each with a task of its own that reads it, as a server's handler would."""
-        results = [self._open() for _ in range(num_streams)]
+        results = [await self._open() for _ in range(num_streams)]
         tasks = [asyncio.create_task(_read(result, meter)) for result in results]
         try:
             yield
@@ -164,20 +168,23 @@ class Load:
     async def answer(self, num_requests: int) -> None:
         """As many requests of one token each, all at once."""
         meter = Meter()
-        results = [self._open(max_tokens=1) for _ in range(num_requests)]
+        results = [await self._open(max_tokens=1) for _ in range(num_requests)]
         await asyncio.gather(*[_read(result, meter) for result in results])
         assert meter.num_tokens == num_requests
 
-    def _open(self, max_tokens: int = MAX_TOKENS) -> GenerationResult:
+    async def _open(self, max_tokens: int = MAX_TOKENS) -> GenerationResult:
         self._num_opened += 1
-        return self.executor.submit(
-            ExecutorRequest(
-                external_id=f"stream-{self._num_opened}",
-                prompt_token_ids=tuple(range(1, 33)),
-                sampling=SamplingParams(max_tokens=max_tokens, seed=7, ignore_eos=True),
-                deadline_s=600.0,
-            )
+        request = ExecutorRequest(
+            external_id=f"stream-{self._num_opened}",
+            prompt_token_ids=tuple(range(1, 33)),
+            sampling=SamplingParams(max_tokens=max_tokens, seed=7, ignore_eos=True),
+            deadline_s=600.0,
         )
+        while True:
+            try:
+                return self.executor.submit(request)
+            except OverloadedError:  # the queue to the worker is short here
+                await asyncio.sleep(RETRY_S)
 
 
 async def _read(result: GenerationResult, meter: Meter) -> None:
@@ -190,7 +197,10 @@ async def _read(result: GenerationResult, meter: Meter) -> None:
 async def executor_under_load(
     config: EngineConfig, tokenizer: Tokenizer | None = None
 ) -> AsyncIterator[Load]:
-    executor = await GenerationExecutor.create(config, name="benchmark", tokenizer=tokenizer)
+    limits = dataclasses.replace(ExecutorLimits.of(config), queue_messages_max=QUEUE_MESSAGES_MAX)
+    executor = await GenerationExecutor.create(
+        config, name="benchmark", tokenizer=tokenizer, limits=limits
+    )
     try:
         yield Load(executor)
     finally:
