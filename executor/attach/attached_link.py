@@ -158,9 +158,11 @@ class AttachedLink(Link):
             self._handle()
 
     def _on_messages(self, messages: list[ToProxy]) -> None:
-        self.user.on_messages(messages)
+        """Nothing that came behind a gap is handed on: a stream would go on without its middle."""
         num_lost = self.channel.opener.num_lost
-        if num_lost and not self.dead.done():
+        if not num_lost:
+            self.user.on_messages(messages)
+        elif not self.dead.done():
             self.declare_dead(
                 f"the connection to {self._where} broke, and {num_lost} frames are lost"
             )
