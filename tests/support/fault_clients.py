@@ -65,8 +65,8 @@ class Clients:
         deadline_s: float = 100.0,
         is_lazy: bool = False,
         params: Any = None,
-    ) -> None:
-        """`params` are what a generation leg takes over."""
+    ) -> Told | None:
+        """None where it was refused at once. `params` are what a generation leg takes over."""
         disagg_id = None if params is None else params.disagg_request_id
         if kind == "context":
             disagg_id = DisaggRequestId(1, len(self.prompts) + 1, 0)
@@ -82,7 +82,7 @@ class Clients:
         )
         result = self._submit(frontend, request)
         if result is None:
-            return
+            return None
         first_index = 0 if params is None else len(params.first_token_ids)
         told = Told(
             lane=frontend.frontend_id,
@@ -97,6 +97,7 @@ class Clients:
             is_bad=REFUSED_ID in prompt,
         )
         self._follow(told, result, is_lazy=is_lazy)
+        return told
 
     def _submit(self, frontend: Frontend, request: ExecutorRequest) -> GenerationResult | None:
         expected = self._refusals(frontend, request.external_id)

@@ -36,6 +36,7 @@ class Told:
     ends: list[Exception | None] = field(default_factory=list)
     """None: a normal end. The first, and those that later reads brought."""
     ended_at_s: float = 0.0
+    num_chunks_at_end: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -76,6 +77,7 @@ class History:
     def saw_end(self, told: Told, error: Exception | None) -> None:
         if not told.ends:
             told.ended_at_s = self._now()
+            told.num_chunks_at_end = len(told.chunks)
         told.ends.append(error)
 
     # --- judgement -------------------------------------------------------------------
@@ -105,6 +107,7 @@ class History:
 
     def _check_end(self, told: Told) -> None:
         first = told.ends[0]
+        assert len(told.chunks) == told.num_chunks_at_end, f"something came after the end: {told}"
         assert all(end is first for end in told.ends), f"the end changed: {told} {told.ends}"
         if first is None:
             self._check_finish(told)

@@ -20,7 +20,7 @@ from executor.inbox import Inbox, LaneEnded
 from executor.lane import OWNER_ID
 from executor.limits import ExecutorLimits
 from executor.link import Link, LinkUser
-from executor.messages import Batch, Died, Heartbeat, LaneClosed, Submit, ToProxy, ToWorker
+from executor.messages import Batch, Cancel, Died, Heartbeat, LaneClosed, Submit, ToProxy, ToWorker
 from executor.proxy import Proxy
 from executor.request_queue import RequestQueue
 from executor.worker import Worker
@@ -32,6 +32,7 @@ QUEUE_MAX = 4
 BACKLOG_MAX = 6
 TOMBSTONES_MAX = 16
 HEARTBEAT_S, SILENCE_S, GRACE_S, LAST_WORDS_S = 1.0, 3.0, 1.0, 0.1
+LEASE_S = 10.0
 REFUSED_ID, MAX_QUEUED = 77, 6
 CONFIG = EngineConfig(
     engine="scripted",
@@ -223,6 +224,14 @@ class FaultWorld:
             self.inbox.put([(frontend.frontend_id, line.messages.popleft())])
         if not frontend.is_open:
             line.cut()
+
+    def hurry_cancels(self, frontend: Frontend) -> None:
+        """Those that wait overtake all else that waits."""
+        line = frontend.link.line.messages
+        cancels = [message for message in line if isinstance(message, Cancel)]
+        others = [message for message in line if not isinstance(message, Cancel)]
+        line.clear()
+        line.extend([*cancels, *others])
 
     def round(self) -> None:
         """One round of the worker's loop; an exception is the engine's death."""
