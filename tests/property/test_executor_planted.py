@@ -260,7 +260,7 @@ def a_closed_lane_leaves_its_requests_running(patch: Patch) -> None:
 
 @plant
 def what_comes_behind_a_closed_lane_is_begun(patch: Patch) -> None:
-    """A bug that this machine found: a frame read while the lane was being closed."""
+    """A bug that was ours: a frame read while the lane was being closed."""
 
     class Forgetful(dict[int, None]):
         def __contains__(self, key: object) -> bool:
@@ -371,13 +371,13 @@ def a_lease_of_a_late_end_is_kept(patch: Patch) -> None:
 
 @plant
 def a_second_copy_of_an_end_takes_the_lease_back(patch: Patch) -> None:
-    """A bug that this machine found: the reader of the first copy pulls in vain."""
+    """A bug that was ours: the reader of the first copy pulls in vain."""
     patch.setattr(Ledger, "end_of", lambda self, client_id: None)
 
 
 @plant
 def a_second_acceptance_kills_the_loop(patch: Patch) -> None:
-    """A bug that this machine found."""
+    """A bug that was ours."""
     apply = Ledger.apply
 
     def strict(self: Ledger, client_id: int, event: Event) -> Outcome:

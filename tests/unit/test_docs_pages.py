@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,20 @@ def test_a_change_of_the_table_changes_the_page(monkeypatch: pytest.MonkeyPatch)
     before = make_pages.ledger_page()
     monkeypatch.setitem(ledger.TABLE, (State.REGISTERED, Event.FINISH), State.FINISHED)
     assert make_pages.ledger_page() != before
+
+
+def test_the_page_of_faults_names_tests_that_are_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (DOCS / "faults.md").read_text())
+    assert len(named) > 12
+    for file, test in named:
+        text = (DOCS.parent / file).read_text()
+        assert not test or re.search(rf"^(async )?def {test}\(", text, re.MULTILINE), (file, test)
+
+
+def test_the_page_of_faults_lists_every_planted_bug() -> None:
+    text = (DOCS.parent / "tests/property/test_executor_planted.py").read_text()
+    planted = re.findall(r"^@plant\ndef (\w+)", text, re.MULTILINE)
+    assert len(planted) > 20
+    page = (DOCS / "faults.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(listed) == sorted(planted)
