@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,6 @@ from protos.errors import (
     NotNowError,
     RequestCancelledError,
 )
-from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import (
     audited,
     collect,
@@ -33,12 +32,6 @@ from tests.support.executor_scripted import (
 
 pytestmark = pytest.mark.system
 SLOW = config(step_ms=5.0)
-
-
-@pytest.fixture(autouse=True)
-def leave_nothing() -> Iterator[None]:
-    with nothing_left():
-        yield
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -25,7 +24,6 @@ from protos.errors import (
     EngineDeadError,
     ServerUnavailableError,
 )
-from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import (
     CRASH,
     EXIT,
@@ -39,12 +37,6 @@ from tests.support.executor_scripted import (
 
 pytestmark = pytest.mark.system
 SLOW = config(step_ms=5.0)
-
-
-@pytest.fixture(autouse=True)
-def leave_nothing() -> Iterator[None]:
-    with nothing_left():
-        yield
 
 
 async def test_sigkill_fails_a_thousand_pending_within_a_second() -> None:

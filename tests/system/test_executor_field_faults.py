@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -20,7 +19,6 @@ from protos.errors import (
     RequestCancelledError,
     RequestFailedError,
 )
-from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import (
     CONTRACT,
     CRASH,
@@ -42,12 +40,6 @@ DEATH_S = 1.0
 """From a death on this host to the last answer."""
 IDLE_SHARE, IDLE_S = 0.01, 1.5
 """Of one processor, with nothing to do."""
-
-
-@pytest.fixture(autouse=True)
-def leave_nothing() -> Iterator[None]:
-    with nothing_left():
-        yield
 
 
 async def error_of(result: GenerationResult) -> BatonError:

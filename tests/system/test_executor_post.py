@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,6 @@ from protos.errors import (
 from protos.messages import FinishReason
 from protos.tokens import pack_token_ids
 from tests.support.attach_world import thread_world
-from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import (
     REFUSE,
     CharTokenizer,
@@ -60,12 +58,6 @@ DEATH_S_MAX = 5.0
 
 BYTES = ByteTokenizer()
 """Made before any count of threads: its library starts some for good."""
-
-
-@pytest.fixture(autouse=True)
-def leave_nothing() -> Iterator[None]:
-    with nothing_left():
-        yield
 
 
 def proxy_of(executor: GenerationExecutor) -> Proxy:

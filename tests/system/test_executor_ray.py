@@ -20,7 +20,6 @@ from executor.executor import GenerationExecutor
 from executor.world import ray_launcher
 from protos.errors import ConfigError, EngineDeadError
 from tests.support import ray_cluster
-from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import collect, config, request, running, tokens
 
 pytestmark = pytest.mark.system
@@ -39,12 +38,6 @@ def on_ray(engine: EngineConfig = SLOW, num_ranks: int = 1, address: str = "") -
 def address() -> Iterator[str]:
     with ray_cluster.started() as address:
         yield address
-
-
-@pytest.fixture(autouse=True)
-def leave_nothing() -> Iterator[None]:
-    with nothing_left():
-        yield
 
 
 def process_named(*words: str) -> psutil.Process:

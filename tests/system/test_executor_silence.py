@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from executor.health import HealthBounds
 from executor.owned_link import OwnedLink
 from executor.proxy import Proxy
 from protos.errors import EngineDeadError, ServerUnavailableError
-from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import (
     HANG,
     audited,
@@ -39,12 +37,6 @@ PATIENT: dict[str, Any] = {
     "health": HealthBounds(silence_s=SILENCE_S, stall_s=1.0, give_up_s=60.0),
 }
 HASTY = PATIENT | {"health": HealthBounds(silence_s=0.4, stall_s=0.5, give_up_s=1.0)}
-
-
-@pytest.fixture(autouse=True)
-def leave_nothing() -> Iterator[None]:
-    with nothing_left():
-        yield
 
 
 async def until_well(executor: GenerationExecutor) -> None:

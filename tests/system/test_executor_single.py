@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from tests.support.engine_models import (
     reference_model,
     save_checkpoint,
 )
-from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import HANG, collect, config, request, running, tokens
 
 pytestmark = pytest.mark.system
@@ -61,12 +60,6 @@ def reference() -> Any:
     model = reference_model("llama")
     reference_greedy(model, prompt_of(30, seed=8), 2)
     return model
-
-
-@pytest.fixture(autouse=True)
-def leave_nothing() -> Iterator[None]:
-    with nothing_left():
-        yield
 
 
 # --- what cannot cross a process ---------------------------------------------------

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -21,19 +21,12 @@ from executor.post.spec import TokenizerSpec
 from executor.postprocess import text_params
 from protos.errors import BatonError, ConfigError, EngineDeadError, PostprocessError
 from protos.messages import FinishReason, Usage
-from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import CharTokenizer, request
 
 pytestmark = pytest.mark.system
 TOY = TokenizerSpec(factory="tests.support.executor_scripted:CharTokenizer")
 DEATH_S_MAX = 5.0
 """Five times what is promised: within a second of a death on this host."""
-
-
-@pytest.fixture(autouse=True)
-def leave_nothing() -> Iterator[None]:
-    with nothing_left():
-        yield
 
 
 class Client:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,6 @@ from executor.config import HealthConfig
 from executor.executor import GenerationExecutor
 from executor.health import HealthBounds
 from protos.errors import EngineDeadError, ServerUnavailableError
-from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import audited, collect, request, running, tokens
 from tests.support.worlds import all_gone, ranked
 
@@ -27,12 +25,6 @@ pytestmark = pytest.mark.system
 LAUNCHERS = ("spawn", "mpi")
 WITHIN_S = 1.0
 ALLOWANCE = 5
-
-
-@pytest.fixture(autouse=True)
-def leave_nothing() -> Iterator[None]:
-    with nothing_left():
-        yield
 
 
 def launcher_pid() -> int:
