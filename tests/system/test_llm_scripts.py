@@ -23,6 +23,7 @@ HEAD = """
 import asyncio, os, signal, sys, threading, time
 from baton import LLM
 llm = LLM(engine="scripted", scripted={"step_ms": %s})
+%s
 print(*llm._executor.worker_pids, flush=True)
 """
 
@@ -34,25 +35,33 @@ class Ended:
     errors: str
 
 
-def run(body: str, *, step_ms: float = 0.0, interrupt_after_s: float | None = None) -> Ended:
+def run(
+    body: str, *, setup: str = "", step_ms: float = 0.0, interrupt_after_s: float | None = None
+) -> Ended:
     """Run to its end, and check that its processes and files are gone."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HEAD % step_ms + body],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).resolve().parents[2],
-    )
-    try:
-        assert process.stdout is not None
-        pids = [int(word) for word in process.stdout.readline().split()]
-        if interrupt_after_s is not None:
-            time.sleep(interrupt_after_s)
-            process.send_signal(signal.SIGINT)
-        said, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryFile("w+") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HEAD % (step_ms, setup) + body],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=Path(__file__).resolve().parents[2],
+        )
+        try:
+            assert process.stdout is not None
+            pids = [int(word) for word in process.stdout.readline().split()]
+            if interrupt_after_s is not None:
+                time.sleep(interrupt_after_s)
+                process.send_signal(signal.SIGINT)
+            said = process.stdout.read()  # not `communicate`: it overlooks what is buffered
+            process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        stderr.seek(0)
+        errors = stderr.read()
     assert pids, errors
     _wait_until_gone(pids)
     assert not list(Path(tempfile.gettempdir()).glob(f"baton-ipc-{process.pid}-*"))
@@ -119,17 +128,19 @@ except Exception as error:
 
 
 def test_a_script_that_shuts_down_in_a_signal_handler_and_again_at_exit() -> None:
-    body = """
+    setup = """
 def stop(*_):
     llm.shutdown()
     print("stopped", flush=True)
 signal.signal(signal.SIGINT, stop)
+"""
+    body = """
 try:
     llm.generate([[i] for i in range(200)], max_tokens=8000)
 except Exception as error:
     print(type(error).__name__)
 """
-    ended = run(body, step_ms=5, interrupt_after_s=0.5)
+    ended = run(body, setup=setup, step_ms=5, interrupt_after_s=0.5)
     assert ended == Ended(0, ["stopped", "ServerUnavailableError"], "")
 
 
