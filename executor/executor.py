@@ -2,7 +2,8 @@
 
 `GenerationExecutor.create` picks the form and says so, and why, in one log line
 (executor/forms.py has the choice). Everything here belongs to the event loop that
-created it, but `pre_shutdown`, which any thread may call.
+created it, but `pre_shutdown`, which any thread may call, and the results that
+`submit` hands out, which any thread and any loop may read.
 
 Life: created (the model is loaded), serving, closing (`pre_shutdown`: no new
 request, open ones fail), closed (`shutdown`). A worker that falls silent or
