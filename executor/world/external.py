@@ -45,7 +45,10 @@ def receive_blob(channel: socket.socket) -> bytes | None:
 def _receive(channel: socket.socket, num_bytes: int) -> bytes | None:
     data = b""
     while len(data) < num_bytes:
-        piece = channel.recv(num_bytes - len(data))
+        try:
+            piece = channel.recv(num_bytes - len(data))
+        except ConnectionResetError:
+            return None
         if not piece:
             return None
         data += piece

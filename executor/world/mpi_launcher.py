@@ -77,6 +77,7 @@ def _end_with_owner() -> None:
     while os.read(0, 4096):
         pass
     _end_descendants()
+    forget_shared_memory()
     end(EXIT_ASKED)
 
 

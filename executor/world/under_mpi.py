@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -28,7 +29,7 @@ from executor.world.mpi_start import (
 )
 from executor.world.orders import ProcessName
 from executor.world.outer import command_environment
-from executor.world.rank import end, run_rank
+from executor.world.rank import EXIT_DIED, end, run_rank
 
 USAGE = "usage: mpirun -n RANKS python -m executor.world.under_mpi COMMAND [ARGUMENT ...]"
 EXIT_USAGE = 2
@@ -48,7 +49,8 @@ class Command:
             )
         finally:
             theirs.close()
-        send_blob(self.channel, msgspec.msgpack.encode(greeting))
+        with contextlib.suppress(OSError):  # it has ended already: its status tells
+            send_blob(self.channel, msgspec.msgpack.encode(greeting))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
 
@@ -81,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     data = broadcast(job, None, root=0)
     status = run_rank(read_all(data)[job.rank]) if data else 0
-    return _part(mpi, status)
+    return status or _part(mpi, None)
 
 
 def _lead(mpi: Any, command: Command) -> int:
@@ -89,15 +91,15 @@ def _lead(mpi: Any, command: Command) -> int:
     status = run_rank(read_all(data)[0], keeps_signals=True) if data else 0
     if status != 0:
         return status  # MPI ends the others; the command lives on to tell
-    status = command.wait()
-    return _part(mpi, 0) or status
+    return _part(mpi, command.wait())
 
 
-def _part(mpi: Any, status: int) -> int:
-    """Leave together: who leaves MPI alone takes the others down."""
-    if status == 0:
-        meet(mpi.COMM_WORLD)
-        mpi.Finalize()
+def _part(mpi: Any, status: int | None) -> int:
+    """Leave together, with one status: who leaves MPI alone takes the others down, and mpirun
+    tells the status of any of them."""
+    told = None if status is None else status.to_bytes(2, "little")
+    status = int.from_bytes(broadcast(mpi.COMM_WORLD, told, root=0), "little")
+    mpi.Finalize()
     return status
 
 
@@ -108,4 +110,9 @@ def _spans_hosts(mpi: Any) -> bool:
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    end(main(sys.argv[1:]))
+    try:
+        status = main(sys.argv[1:])
+    except Exception:
+        traceback.print_exc()
+        status = EXIT_DIED
+    end(status)  # not by falling out: MPI's own end would wait for the other ranks

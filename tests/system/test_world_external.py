@@ -1,0 +1,141 @@
+"""A world inside somebody else's mpirun: the job's processes are its ranks, the server is none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.executor_baseline import nothing_left
+from tests.support.worlds import all_gone
+
+pytestmark = pytest.mark.system
+ROOT = Path(__file__).parents[2]
+MPIRUN = Path(sys.executable).parent / "mpirun"
+SERVER = """
+import asyncio, sys, logging
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+from tests.support.executor_scripted import collect, request, running, tokens
+from tests.support.worlds import ranked
+from protos.errors import EngineDeadError
+async def main():
+    async with running(ranked("auto", 2, step_ms=5.0)) as executor:
+        print("pids", *executor.worker_pids, flush=True)
+        described = await executor.collective_rpc("describe")
+        print("ranks", *(facts["rank"] for facts in described))
+        checked = await executor.collective_rpc(
+            "check_transport", tls="tcp,self,posix,cma", net_devices=""
+        )
+        print("ucx", *(bool(facts["wires"]) for facts in checked))
+        print("tokens", len(tokens(await collect(executor.submit(request())))), flush=True)
+        if sys.argv[1] == "wait":
+            try:
+                await collect(executor.submit(request("long", max_tokens=8000, deadline_s=300.0)))
+            except EngineDeadError as error:
+                open(sys.argv[2], "w").write(error.message)
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+def job(*command: str) -> subprocess.Popen[str]:
+    entry = [sys.executable, "-m", "executor.world.under_mpi", *command]
+    return subprocess.Popen(
+        [str(MPIRUN), "-n", "2", *entry],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{MPIRUN.parent}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def words(process: subprocess.Popen[str], first: str) -> list[str]:
+    """Of the line that begins so. Others are the job's log."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.split()[:1] == [first]:
+            return line.split()[1:]
+    raise AssertionError(f"the job ended without a line {first!r}")
+
+
+def test_the_ranks_of_an_outer_job_serve_and_the_job_ends_with_the_servers_status() -> None:
+    process = job(sys.executable, "-c", SERVER, "end")
+    assert process.stdout is not None
+    output = process.stdout.read()
+    assert process.wait(20) == 0, output
+    assert "by launcher external, because an outer job of 2 ranks is there already" in output
+    for line in ("ranks 0 1", "ucx True True", "tokens 4"):
+        assert line in output
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_takes_the_job_but_not_the_server(tmp_path: Path, victim: int) -> None:
+    """Guards: MPI's tearing down of a job that takes those along who should answer for it."""
+    said = tmp_path / "said"
+    process = job(sys.executable, "-c", SERVER, "wait", str(said))
+    pids = [int(word) for word in words(process, "pids")]
+    words(process, "tokens")
+    os.kill(pids[victim], signal.SIGKILL)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(20) != 0
+    ends_at_s = time.monotonic() + 10
+    while not (said.exists() and said.read_text()) and time.monotonic() < ends_at_s:
+        time.sleep(0.02)
+    assert f"the worker of rank {victim} (process {pids[victim]}) is gone" in said.read_text()
+    assert all_gone(pids)
+
+
+def test_a_server_that_is_killed_takes_the_job_with_it(tmp_path: Path) -> None:
+    process = job(
+        "/bin/sh", "-c", f'echo server $$; exec "{sys.executable}" -c "$0" wait x', SERVER
+    )
+    (server,) = words(process, "server")
+    pids = [int(word) for word in words(process, "pids")]
+    os.kill(int(server), signal.SIGKILL)
+    assert process.wait(20) != 0
+    assert process.stdout is not None
+    process.stdout.close()
+    assert all_gone(pids)
+
+
+def test_a_command_that_starts_no_world_ends_the_job_with_its_status() -> None:
+    process = job("/bin/sh", "-c", "exit 7")
+    assert process.wait(20) == 7
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_a_script_that_every_rank_runs_is_told_how_to_start_it() -> None:
+    """Guards: rank 0 that makes a world of its own while the others hang."""
+    script = (
+        "import asyncio\nfrom tests.support.executor_scripted import running\n"
+        "from tests.support.worlds import ranked\n"
+        "async def main():\n    async with running(ranked('auto', 2)):\n        pass\n"
+        "asyncio.run(main())"
+    )
+    process = subprocess.run(
+        [str(MPIRUN), "-n", "2", sys.executable, "-c", script],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{MPIRUN.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode != 0
+    assert "ConfigError" in process.stderr
+    assert "under_mpi" in process.stderr
