@@ -103,15 +103,21 @@ class ExecutorConfig(ConfigStruct, frozen=True, kw_only=True):
             raise refusal(f"{at}rpc_address", "empty", "HOST:PORT of a `baton worker`")
         if self.form not in ("rpc", "auto") and self.rpc_address:
             raise refusal(f"{at}rpc_address", self.rpc_address, f"empty with form {self.form}")
-        if self.form == "single" and self.postprocess_workers:
+        if self.form != "ray" and self.ray_address:
+            raise refusal(f"{at}ray_address", self.ray_address, f"empty with form {self.form}")
+        if self.form in ("single", "ray") and self.world.launcher != "auto":
+            limit = f"auto with form {self.form}, which starts its ranks its own way"
+            raise refusal(f"{at}world.launcher", self.world.launcher, limit)
+        if self.form == "single":
+            self._check_alone(at)
+
+    def _check_alone(self, at: str) -> None:
+        if self.postprocess_workers:
             limit = "0 in the single-process form"
             raise refusal(f"{at}postprocess_workers", self.postprocess_workers, limit)
-        if self.form == "single" and self.world.num_ranks > 1:
+        if self.world.num_ranks > 1:
             limit = "1 in the single-process form"
             raise refusal(f"{at}world.num_ranks", self.world.num_ranks, limit)
-        if self.form == "single" and self.postprocess_workers:
-            limit = "0 in the single-process form"
-            raise refusal(f"{at}postprocess_workers", self.postprocess_workers, limit)
 
 
 class ScriptedConfig(ConfigStruct, frozen=True, kw_only=True):

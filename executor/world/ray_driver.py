@@ -11,7 +11,9 @@ else's the actors end, as their job does.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -38,6 +40,8 @@ CPUS_PER_RANK = 1
 OBJECT_STORE_BYTES = 80 << 20
 """About the least that Ray takes: nothing of ours goes through it."""
 CALLS_AT_ONCE = 2
+DYING_S = 0.2
+"""From SIGKILL until a process writes no more files."""
 AFTER_DEATH_S = 1.0
 """Our own end is no part of a rank's death: the owner, who ends us then, hears of that first."""
 
@@ -183,6 +187,8 @@ def _amounts(resources: dict[str, float]) -> str:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal group's, so the owner's to judge
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)
     orders = read_driver_orders(sys.stdin.buffer)
     threading.Thread(target=_watch_owner, args=(orders,), name="owner-watch", daemon=True).start()
     import ray
@@ -197,8 +203,19 @@ def _watch_owner(orders: DriverOrders) -> None:
     while os.read(0, 4096):
         pass
     if not orders.address:
-        os.killpg(0, signal.SIGKILL)
+        _end_cluster(orders.folder)
     os._exit(EXIT_PARENT_GONE)
+
+
+def _end_cluster(folder: str) -> None:
+    """Ours, with its folder: nobody else is there to remove it."""
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdecimal() and os.getpgid(int(name)) == os.getpgid(0) != int(name):
+                os.kill(int(name), signal.SIGKILL)
+    time.sleep(DYING_S)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

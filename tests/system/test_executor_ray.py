@@ -7,6 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,13 +93,18 @@ asyncio.run(main())
 
 
 def test_the_cluster_goes_when_its_owner_is_killed() -> None:
-    """The folder of a killed owner goes with the next one's start, as sockets' folders do."""
+    """And so does its folder, which nobody else would remove."""
     with subprocess.Popen(
         [sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline().strip() == "serving"
+        (folder,) = Path(tempfile.gettempdir()).glob(f"baton-ray-{owner.pid}-*")
         owner.kill()
+    ends_at_s = time.monotonic() + TIMES_ALLOWED
+    while folder.exists() and time.monotonic() < ends_at_s:
+        time.sleep(0.02)
+    assert not folder.exists()
 
 
 # --- refusals ----------------------------------------------------------------------

@@ -154,14 +154,19 @@ async def test_a_load_that_takes_too_long_is_left_behind_and_told(
     assert "left behind: the engine's thread, which still loads its model" in caplog.text
 
 
-async def test_what_the_form_cannot_have_is_refused_at_start() -> None:
-    for more, field in (
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
         ({"world": {"num_ranks": 2}}, "num_ranks"),
+        ({"world": {"launcher": "mpi"}}, "launcher"),
         ({"postprocess_workers": 1}, "postprocess_workers"),
-    ):
-        executor = msgspec.convert({"form": "single", **more}, ExecutorConfig)
-        with pytest.raises(ConfigError, match=field):
-            executor.check()
+        ({"ray_address": "10.0.0.1:6379"}, "ray_address"),
+    ],
+)
+def test_what_the_form_cannot_have_is_refused(more: dict[str, Any], field: str) -> None:
+    """Guards: a setting that is accepted and then does nothing."""
+    with pytest.raises(ConfigError, match=field):
+        msgspec.convert({"form": "single", **more}, ExecutorConfig).check()
 
 
 # --- hangs and ends ------------------------------------------------------------------
