@@ -5,6 +5,9 @@
     with baton.Client("127.0.0.1:8000") as client:
         print(client.generate("The capital of France is", max_tokens=8).text)
 
+    with baton.LLM("/models/smollm2") as llm:  # the same without servers
+        print(llm.generate("The capital of France is", max_tokens=8).text)
+
 Everything is loaded when it is first asked for, so that `import baton` costs
 neither gRPC nor torch.
 """

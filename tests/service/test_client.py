@@ -198,6 +198,8 @@ def test_importing_the_sdk_is_cheap() -> None:
         "from baton import AsyncClient, Client, SamplingParams, errors\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "assert not {'torch', 'common', 'executor', 'ucxx', 'click'} & loaded, loaded\n"
+        "from baton import LLM\n"  # its engine is another process
+        "assert not {'torch', 'ucxx', 'click', 'transformers'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 
