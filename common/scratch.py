@@ -23,7 +23,7 @@ class ScratchFolder:
     """A fresh 0700 folder in TMPDIR; `close` removes it and is safe twice."""
 
     def __init__(self, prefix: str) -> None:
-        _sweep(prefix)
+        sweep(prefix)
         for _ in range(_TRIES_MAX):
             self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
             lock = _lock(self.path)
@@ -39,7 +39,7 @@ class ScratchFolder:
             self._lock = -1
 
 
-def _sweep(prefix: str) -> None:
+def sweep(prefix: str) -> None:
     """Remove what killed processes of this user left."""
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         lock = _lock(path)

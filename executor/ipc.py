@@ -17,13 +17,14 @@ from typing import Generic, TypeVar
 import msgspec
 import zmq
 
-from common.scratch import ScratchFolder
+from common.scratch import ScratchFolder, sweep
 from protos.errors import ConfigError, ServerUnavailableError
 
 KEY_BYTES = 32
 TAG_BYTES = 32
 SEQUENCE_BYTES = 8
 IPC_PATH_LENGTH_MAX = 107  # sockaddr_un.sun_path, without its end
+FOLDER_PREFIX = "baton-ipc-"
 TO_WORKER = b"to-worker"
 TO_PROXY = b"to-proxy"
 
@@ -34,7 +35,7 @@ class PrivateDirectory(ScratchFolder):
     """A fresh 0700 folder for socket files; `close` removes it and is safe twice."""
 
     def __init__(self) -> None:
-        super().__init__("baton-ipc-")
+        super().__init__(FOLDER_PREFIX)
 
     def endpoint(self, name: str) -> str:
         path = str(self.path / name)
@@ -48,6 +49,11 @@ class PrivateDirectory(ScratchFolder):
                 limit=IPC_PATH_LENGTH_MAX,
             )
         return f"ipc://{path}"
+
+
+def sweep_folders() -> None:
+    """Remove what killed processes have left."""
+    sweep(FOLDER_PREFIX)
 
 
 def open_pair(

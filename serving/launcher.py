@@ -41,7 +41,7 @@ from serving.restarts import Restarts
 
 FAILED_STARTS_MAX = 3
 """In a row, of one seat, before the server was ever ready."""
-STANDSTILL_S = 5.0
+STANDSTILL_S = 3.0
 """How long a frontend that has lost its lane may take to notice and end."""
 ENDING_S_MAX = 8.0
 """From the engine's death, or past the grace, to SIGKILL of a frontend that is there still."""

@@ -39,6 +39,7 @@ from common.rpc import Health, add_services, bind, enable_reflection, new_server
 from common.security import load_secret
 from executor.attach.point import rpc_point
 from executor.executor import GenerationExecutor
+from executor.ipc import sweep_folders
 from executor.preflight import check_model, load_own_tokenizer
 from protos.errors import BatonError, ConfigError, EngineDeadError, ServerUnavailableError
 from serving.config import ServerConfig
@@ -181,6 +182,8 @@ class ServerProcess:
         await self._server.stop(LAST_WRITES_S)
         if self._metrics_server is not None:
             await asyncio.to_thread(self._metrics_server.close)
+        if self._is_front:
+            sweep_folders()  # the launcher's, where it was killed and cannot
         self._log.info("stopped")
 
     async def _live_and_die(self, stopping: asyncio.Event) -> int:

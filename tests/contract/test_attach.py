@@ -20,7 +20,7 @@ from executor.attach.keys import UP, AttachKeys
 from executor.attach.messages import PROTOCOL, Attach, Goodbye, Knock, key_head, pack
 from executor.attach.point import AttachPoint
 from executor.config import EngineConfig, HealthConfig
-from executor.executor import GenerationExecutor
+from executor.executor import GenerationExecutor, GenerationResult
 from executor.health import HealthBounds
 from executor.limits import ExecutorLimits
 from executor.proxy import Proxy
@@ -76,6 +76,11 @@ async def probe(executor: GenerationExecutor) -> None:
     """It still serves."""
     chunks = await collect(executor.submit(request("probe", max_tokens=5)))
     assert tokens(chunks) == expected((1, 2, 3), 5)
+
+
+async def read_into(received: list[int], result: GenerationResult) -> None:
+    async for chunk in result:
+        received += chunk.token_ids
 
 
 # --- together ----------------------------------------------------------------------
@@ -401,8 +406,7 @@ async def test_lost_frames_end_the_frontend_and_are_told(rig: Rig) -> None:
         received = list((await anext(result)).token_ids)
         unlucky._link.channel.opener._sequence -= 2  # type: ignore[attr-defined]
         with pytest.raises(EngineDeadError, match="2 frames are lost"):
-            async for chunk in result:
-                received += chunk.token_ids
+            await read_into(received, result)
         assert tuple(received) == expected((1, 2, 3), len(received))  # nothing behind the gap
         await until(lambda: len(rig.world.lanes) == 1)
         await probe(other)
