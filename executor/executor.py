@@ -69,12 +69,16 @@ class GenerationExecutor(ABC):
         workers, what `tokenizer` is where it is not the model's own; `point` is where a world of
         another process is attached to. Raises ConfigError for a configuration or model that
         cannot work, EngineDeadError with the worker's real error for anything else. Nothing is
-        left behind then.
+        left behind then. Raises InvalidRequestError in an outer MPI job's process of another
+        rank than 0.
         """
         from executor.forms import choose_form
         from executor.post.start import post_maker
         from executor.proxy import Proxy
+        from executor.world.outer import refuse_other_ranks
 
+        if point is None:
+            refuse_other_ranks()
         bounds = limits or ExecutorLimits.of(config)
         choice = choose_form(config, point)
         make_post = post_maker(config, name, bounds, tokenizer, tokenizer_spec)

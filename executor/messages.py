@@ -7,14 +7,12 @@ never overtakes its request; `Stop` is its end. What a step yields leaves as one
 
 from __future__ import annotations
 
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-from executor.config import EngineConfig
 from executor.engine.control_seam import IterationStats, KvEvent, KvSnapshot
 from executor.engine.seam import EngineAudit, EngineIdentity, EngineOutput, EngineRequest
-from executor.lane import LaneSpec
 from protos.errors import ErrorData
 from protos.messages import DisaggRequestId, Load
 
@@ -117,14 +115,6 @@ WorkerFrame: TypeAlias = ToWorker | Batch
 """What one frame to the worker holds."""
 
 
-class Hello(_Message, frozen=True):
-    """Who the worker is, before it loads anything. `start_ticks`: /proc/PID/stat's field 22."""
-
-    pid: int
-    start_ticks: int
-    host: str
-
-
 class Ready(_Message, frozen=True):
     identity: EngineIdentity
 
@@ -199,8 +189,7 @@ class Died(_Message, frozen=True):
 
 
 ToProxy: TypeAlias = (
-    Hello
-    | Ready
+    Ready
     | Outputs
     | Heartbeat
     | Reply
@@ -212,37 +201,3 @@ ToProxy: TypeAlias = (
     | LaneClosed
     | Died
 )
-
-
-class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is told over its inherited standard input, length first.
-
-    The key never shows in argv or the environment. The descriptor stays open:
-    its end is the parent's end.
-    """
-
-    config: EngineConfig
-    name: str
-    lane: LaneSpec
-    """The owner's own."""
-    heartbeat_s: float
-    queue_messages_max: int
-    message_bytes_max: int
-    tombstones_max: int
-    parent_pid: int
-    dies_with_parent_thread: bool
-    """Whether the kernel's parent-death signal may be armed: it fires when the
-    *thread* that spawned us ends, so only a main thread may be trusted with it."""
-
-
-LENGTH_BYTES = 4
-
-
-def pack_bootstrap(bootstrap: Bootstrap) -> bytes:
-    body = msgspec.msgpack.encode(bootstrap)
-    return len(body).to_bytes(LENGTH_BYTES, "little") + body
-
-
-def read_bootstrap(stream: BinaryIO) -> Bootstrap:
-    length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
-    return msgspec.msgpack.decode(stream.read(length), type=Bootstrap)

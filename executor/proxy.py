@@ -32,7 +32,6 @@ from executor.messages import (
     CancelNamed,
     Died,
     Heartbeat,
-    Hello,
     KvSnapshotQuery,
     KvSnapshotReply,
     LaneClosed,
@@ -336,10 +335,8 @@ class Proxy(GenerationExecutor):
             case _:
                 self._on_fate(message)
 
-    def _on_fate(self, message: Hello | Ready | LaneClosed | Died) -> None:
+    def _on_fate(self, message: Ready | LaneClosed | Died) -> None:
         match message:
-            case Hello():
-                pass  # the link has read it
             case Ready():
                 self._link.on_ready(message.identity)
             case LaneClosed():

@@ -6,8 +6,8 @@ one message, sleep where there is nothing to do. It ends by the owner's `Stop`
 (cleanly), or by an exception of the engine, which is dead then.
 
 A lane may speak of its own requests only; one that ends takes its requests with
-it. Around the loop stand the receiving thread, the heart, and in worker_main
-whoever watches for the owner's end.
+it. Around the loop stand the receiving thread, the heart, and what every rank
+has (executor/world/rank.py).
 """
 
 from __future__ import annotations

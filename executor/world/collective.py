@@ -8,13 +8,9 @@ import msgspec
 
 from executor.engine.control import Deferred, Method, call_method
 from executor.engine.seam import EngineRequest
-from protos.errors import BatonError, ErrorData, InternalError, InvalidRequestError
+from protos.errors import BatonError, ErrorData, InternalError
 
 LINK = "leader"
-MAIN_GUARD_HINT = (
-    "where a script is run by every rank, keep its own work under "
-    '`if __name__ == "__main__":` and submit in rank 0 alone'
-)
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -70,15 +66,6 @@ class RankValue(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     value: Any = None
     error: ErrorData | None = None
-
-
-def not_leader(rank: int) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"rank {rank} takes no requests: rank 0 alone does; {MAIN_GUARD_HINT}",
-        field="rank",
-        value=rank,
-        limit=0,
-    )
 
 
 def answer(call_id: int, methods: dict[str, Method], call: MemberCall) -> Answer:

@@ -23,11 +23,11 @@ from executor.world.collective import (
     MemberSubmit,
     ToMember,
     answer,
-    not_leader,
 )
 from executor.world.frames import Context, RankDealer, SocketBounds, open_dealer
 from executor.world.messages import HelloAck
 from executor.world.orders import Orders
+from executor.world.outer import not_leader
 from executor.world.rank_link import RankLink
 from kv_transfer.factory import TransportSettings, create_transport
 from kv_transfer.transport import Transport
@@ -87,7 +87,7 @@ class Member:
                 case MemberCall():
                     self._link.say(answer(call.call_id, self._methods, call))
                 case MemberSubmit():
-                    error = not_leader(self._orders.rank)
+                    error = not_leader(self._orders.rank, "takes no requests")
                     self._link.say(Answer(call.call_id, error=error.to_data()))
                 case _:
                     return not self._was_stopped

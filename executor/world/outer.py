@@ -8,6 +8,12 @@ from __future__ import annotations
 
 import os
 
+from protos.errors import InvalidRequestError
+
+MAIN_GUARD_HINT = (
+    "where a script is run by every rank, keep its own work under "
+    '`if __name__ == "__main__":` and submit in rank 0 alone'
+)
 CONTROL_FD = "BATON_WORLD_FD"
 """Set by our entry under mpirun or srun, for the command that it runs beside rank 0: the number
 of an inherited socket to that rank."""
@@ -27,6 +33,22 @@ def outer_rank() -> int | None:
     """
     place = _place()
     return None if place is None else place[0]
+
+
+def not_leader(rank: int, what: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"rank {rank} {what}: rank 0 alone does; {MAIN_GUARD_HINT}",
+        field="rank",
+        value=rank,
+        limit=0,
+    )
+
+
+def refuse_other_ranks() -> None:
+    """Raises InvalidRequestError in an outer job's process of another rank than 0."""
+    rank = outer_rank()
+    if rank:
+        raise not_leader(rank, "of an outer job makes no executor")
 
 
 def outer_size() -> int | None:

@@ -137,5 +137,6 @@ def test_a_script_that_every_rank_runs_is_told_how_to_start_it() -> None:
         check=False,
     )
     assert process.returncode != 0
-    assert "ConfigError" in process.stderr
-    assert "under_mpi" in process.stderr
+    # The first to raise ends the job, and may cut the other one short.
+    told = ("needs a command that mpirun or srun runs as", "rank 1 of an outer job makes no")
+    assert any(words in process.stderr for words in told)

@@ -26,8 +26,9 @@ from executor.world.outer import (
     control_descriptor,
     outer_rank,
     outer_size,
+    refuse_other_ranks,
 )
-from protos.errors import ConfigError
+from protos.errors import ConfigError, InvalidRequestError
 
 NAMES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK")
 SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", CONTROL_FD, "PMI_FD")
@@ -96,6 +97,17 @@ def test_the_place_in_an_outer_job(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (outer_rank(), outer_size()) == place
+
+
+def test_another_rank_of_an_outer_job_makes_no_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_other_ranks()
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "0")
+    refuse_other_ranks()
+    monkeypatch.setenv("PMI_RANK", "1")
+    with pytest.raises(InvalidRequestError, match=r"rank 0 alone does.*__main__") as refused:
+        refuse_other_ranks()
+    assert refused.value.field == "rank"
 
 
 def test_the_command_beside_rank_0_knows_its_socket_and_is_no_rank(
