@@ -26,6 +26,7 @@ from tests.support.executor_scripted import collect, config, request, running, t
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[2]
 TIMES_ALLOWED = 5
+UCX = {"tls": "tcp,self,posix,cma", "net_devices": ""}
 SLOW = config(step_ms=1.0, num_blocks=20_000)
 
 
@@ -64,13 +65,16 @@ async def assert_dies(executor: GenerationExecutor, kill: Callable[[], None]) ->
 
 
 async def test_two_ranks_in_a_cluster_of_our_own_that_goes_with_them() -> None:
-    """Nor is Ray let into this process, its environment, or the user's home."""
+    """UCX opens in every rank; Ray is not let into this process, its environment, or the
+    user's home."""
     environment = dict(os.environ)
     home = Path.home() / ".ray"
     had_home = home.exists()
     async with running(on_ray(num_ranks=2)) as executor:
         assert len(executor.worker_pids) == 2
         assert len(tokens(await collect(executor.submit(request())))) == 4
+        checked = await executor.collective_rpc("check_transport", **UCX)
+        assert [bool(facts["wires"]) for facts in checked] == [True, True]
         assert "raylet" in " ".join(process_named("raylet").cmdline())
     assert dict(os.environ) == environment
     assert home.exists() == had_home
