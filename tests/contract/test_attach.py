@@ -181,7 +181,7 @@ def stranger(rig: Rig) -> Iterator[Stranger]:
 async def test_frames_that_are_not_ours_are_counted_and_harm_nobody(
     rig: Rig, stranger: Stranger
 ) -> None:
-    """Guards F44 at the broker: junk, half a frame, flipped bits, other keys, other directions."""
+    """Guards the broker: junk, half a frame, flipped bits, other keys, other directions."""
     key_id = rig.point.keys.first_id
     key, head = rig.point.keys.keys[key_id], key_head(key_id)
     good = pack(key, UP, head, Knock(PROTOCOL, b"n" * 16))
@@ -260,7 +260,7 @@ async def open_place(rig: Rig) -> tuple[Caller, Place]:
 
 
 async def test_a_lane_takes_nothing_that_is_not_sealed_with_its_own_key(rig: Rig) -> None:
-    """Guards F44 on the lane: another frontend's frames, junk and replays reach no request."""
+    """Guards the lane: another frontend's frames, junk and replays reach no request."""
     caller, place = await open_place(rig)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.PAIR)

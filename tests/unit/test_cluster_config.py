@@ -25,6 +25,7 @@ from baton.launch.plan import (
 )
 from common.config import ConfigStruct, load_config, parse_config
 from context_server.config import ContextServerConfig
+from executor.attach.worker_config import WorkerConfig
 from generation_server.config import GenerationServerConfig
 from protos.errors import ConfigError
 from router.config import RouterConfig
@@ -54,6 +55,7 @@ def router(config: ClusterConfig) -> ProcessPlan:
         ("router", RouterConfig),
         ("context", ContextServerConfig),
         ("generation", GenerationServerConfig),
+        ("worker", WorkerConfig),
     ],
 )
 def test_the_example_configurations_are_valid(name: str, schema: type[ConfigStruct]) -> None:
@@ -80,6 +82,19 @@ def test_what_the_launcher_writes_is_what_the_processes_read() -> None:
         read = parse_config(dict(plan.config), schemas[plan.module], plan.name)
         assert (read.name, read.engine.model) == (plan.name, "/m")
     assert parse_config(dict(router(ClusterConfig()).config), RouterConfig, "router").model == "/m"
+
+
+def test_frontends_have_metrics_ports_and_connections_of_their_own() -> None:
+    pool = PoolSection(count=2, frontends=3, first_metrics_port=9000)
+    config = ClusterConfig(generation=pool)
+    plans = [plan.config for plan in servers(config) if plan.role == "generation"]
+    assert [plan["frontends"] for plan in plans] == [3, 3]
+    assert [plan["metrics_listen"][-4:] for plan in plans] == ["9000", "9003"]
+    asked = [address for key, address in listen_addresses(config) if "metrics" in key]
+    assert asked == [f"127.0.0.1:{port}" for port in range(9000, 9006)]
+    assert router(config).config["connections_per_server"] == 12
+    given = ClusterConfig(generation=pool, router=RouterSection(connections_per_server=2))
+    assert router(given).config["connections_per_server"] == 2
 
 
 def test_engines_share_the_cores() -> None:

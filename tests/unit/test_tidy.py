@@ -24,6 +24,10 @@ PACKAGES = (
     "serving",
 )
 PURE = (
+    "executor/attach/broker_table.py",
+    "executor/attach/keys.py",
+    "executor/attach/messages.py",
+    "serving/restarts.py",
     "executor/answer.py",
     "executor/ledger.py",
     "executor/world/events.py",
