@@ -87,6 +87,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         stop=st.sampled_from(((), (), (0, 1), (1, 3), (4, 5), (50, 51))),
         has_long=st.booleans(),
         is_lazy=st.booleans(),
+        max_unread=st.sampled_from((0, 0, 2)),
         way=ways,
     )
     def submit(
@@ -98,6 +99,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         stop: tuple[int, ...],
         has_long: bool,
         is_lazy: bool,
+        max_unread: int,
         way: int,
     ) -> None:
         """`stop` is cut out of what the engine would say; some of it never comes."""
@@ -110,6 +112,7 @@ class ExecutorMachine(RuleBasedStateMachine):
             stop=spell(completion(tuple(prompt), 60)[slice(*stop)]) if stop else "",
             deadline_s=100.0 if has_long else 2.0,
             is_lazy=is_lazy,
+            max_unread=max_unread,
         )
         self.plays.go(frontend, way)
 
@@ -153,6 +156,12 @@ class ExecutorMachine(RuleBasedStateMachine):
         candidates = open_ones or self.history.told
         told = candidates[-1 - pick % len(candidates)]
         self.plays.cancel(told, overtakes=overtakes, way=way)
+
+    @rule(lane=lanes, name=names, way=ways)
+    def cancel_by_name(self, lane: int, name: str, way: int) -> None:
+        frontend = self.world.pick(lane)
+        self.clients.abort_named(frontend, name)
+        self.plays.go(frontend, way)
 
     @rule(lane=lanes, number=st.integers(1, 1 << 40))
     def cancel_what_never_was(self, lane: int, number: int) -> None:

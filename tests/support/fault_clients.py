@@ -8,6 +8,7 @@ from what was done to the world, not from the proxy's own flags where that can b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -64,6 +65,7 @@ class Clients:
         stop: str = "",
         deadline_s: float = 100.0,
         is_lazy: bool = False,
+        max_unread: int = 0,
         params: Any = None,
     ) -> Told | None:
         """None where it was refused at once. `params` are what a generation leg takes over."""
@@ -79,6 +81,7 @@ class Clients:
             deadline_s=deadline_s,
             disagg_request_id=disagg_id,
             context_phase_params=params,
+            max_unread_tokens=max_unread,
         )
         result = self._submit(frontend, request)
         if result is None:
@@ -95,6 +98,7 @@ class Clients:
             asked_at_s=self.loop.time(),
             deadline_s=deadline_s,
             is_bad=REFUSED_ID in prompt,
+            max_unread=max_unread,
         )
         self._follow(told, result, is_lazy=is_lazy)
         return told
@@ -131,6 +135,17 @@ class Clients:
             return (None, OverloadedError)
         num_room = 0 if link.line.is_cut else QUEUE_MAX - len(link.line.messages)
         return (None,) if num_room > len(link.requests) else (OverloadedError,)
+
+    def abort_named(self, frontend: Frontend, name: str) -> None:
+        """Whoever bears the name, on whichever lane; the answer comes when it comes."""
+        for told in self.history.told:
+            told.may_be_cancelled |= told.name == name and not told.is_over
+        self._tasks.append(self.loop.create_task(self._abort_named(frontend, name)))
+        self.loop.settle()
+
+    async def _abort_named(self, frontend: Frontend, name: str) -> None:
+        with contextlib.suppress(ServerUnavailableError):  # dead, silent, or no room
+            await frontend.proxy.abort_named(name)
 
     # --- reading -----------------------------------------------------------------------
 

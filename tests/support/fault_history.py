@@ -32,6 +32,9 @@ class Told:
     deadline_s: float
     is_bad: bool = False
     was_cancelled: bool = False
+    may_be_cancelled: bool = False
+    """Somebody named its external id, which others bear too."""
+    max_unread: int = 0
     chunks: list[Any] = field(default_factory=list)
     ends: list[Exception | None] = field(default_factory=list)
     """None: a normal end. The first, and those that later reads brought."""
@@ -152,7 +155,8 @@ class History:
         overlapping = [t for t in self.told if t is not told and self._overlap(t, told)]
         namesakes = [t for t in overlapping if t.name == told.name and t.lane != told.lane]
         return {
-            "RequestCancelledError": told.was_cancelled,
+            "RequestCancelledError": told.was_cancelled or told.may_be_cancelled,
+            "SlowConsumerError": told.max_unread > 0,
             "RequestFailedError": told.is_bad,
             "DeadlineExceededError": told.ended_at_s >= told.asked_at_s + told.deadline_s,
             "EngineDeadError": told.lane in self.deaths,
