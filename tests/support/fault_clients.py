@@ -49,6 +49,7 @@ class Clients:
         self.prompts: dict[DisaggRequestId, tuple[int, ...]] = {}
         self.num_turned_away: Counter[int] = Counter()
         """By lane: registered, but there was no room to send them."""
+        self._named: set[str] = set()
         self._gates: list[asyncio.Event] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -99,6 +100,7 @@ class Clients:
             deadline_s=deadline_s,
             is_bad=REFUSED_ID in prompt,
             max_unread=max_unread,
+            may_be_cancelled=name in self._named,
         )
         self._follow(told, result, is_lazy=is_lazy)
         return told
@@ -137,7 +139,8 @@ class Clients:
         return (None,) if num_room > len(link.requests) else (OverloadedError,)
 
     def abort_named(self, frontend: Frontend, name: str) -> None:
-        """Whoever bears the name, on whichever lane; the answer comes when it comes."""
+        """Whoever bears the name when this comes to the worker, on whichever lane."""
+        self._named.add(name)
         for told in self.history.told:
             told.may_be_cancelled |= told.name == name and not told.is_over
         self._tasks.append(self.loop.create_task(self._abort_named(frontend, name)))
