@@ -78,6 +78,7 @@ def open_pair(
     socket.setsockopt(zmq.RCVHWM, queue_messages_max)
     socket.setsockopt(zmq.MAXMSGSIZE, message_bytes_max)
     socket.setsockopt(zmq.LINGER, linger_ms)
+    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     if curve_secret_key:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, curve_secret_key)

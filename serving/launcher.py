@@ -168,14 +168,21 @@ class FrontendsProcess:
         if options.log_level is not None:
             arguments += ["--log-level", options.log_level]
         orders = FrontOrders.of(self._config, index, self._listen, self._broker.local_point())
-        front = FrontChild(
-            index,
-            self._program,
-            arguments,
-            pack_orders(orders),
-            on_ready=self._on_ready,
-            on_exit=self._on_exit,
-        )
+        try:
+            front = FrontChild(
+                index,
+                self._program,
+                arguments,
+                pack_orders(orders),
+                on_ready=self._on_ready,
+                on_exit=self._on_exit,
+            )
+        except OSError as error:  # no process, memory or descriptor is left for one now
+            again_in_s = self._seats[index].delay_s(0.0)
+            self._log.error("frontend_not_started", index=index, error=str(error))
+            loop = asyncio.get_running_loop()
+            self._timers[index] = loop.call_later(again_in_s, self._spawn, index)
+            return
         self._fronts[index] = front
         self._log.info("frontend_started", index=index, pid=front.pid)
 

@@ -81,6 +81,7 @@ class Broker:
         self.num_bad_frames = 0
         self._link = LoopSocket(zmq.ROUTER, self._on_frames)
         self._link.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._link.socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         try:
             self._link.socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -126,7 +127,8 @@ class Broker:
     def serve(self, world: LaneOwner) -> None:
         """From now on frontends are let in."""
         self._world = world
-        self._feed(table.WorldUp(world.leader, ""))
+        leader = world.leader
+        self._feed(table.WorldUp(leader, "" if leader.is_here() else leader.host.partition("/")[0]))
 
     def lane_closed(self, frontend_id: int) -> None:
         """Rank 0 has closed it by itself, or because we asked."""
@@ -244,20 +246,22 @@ class Broker:
             requests_endpoint=requests,
             results_endpoint=results,
             worker_binds=True,
-            curve_secret_key=z85.encode(curve_seed(wish.key)) if self._is_tcp else b"",
+            curve_secret_key=z85.encode(curve_seed(wish.key)) if "tcp:" in requests else b"",
             silence_s=wish.silence_s,
             num_buckets=wish.num_buckets,
         )
 
     def _lane_endpoints(self, frontend_id: int) -> tuple[str, str]:
-        """Beside our own: in our folder, or on our interface where rank 0 has it too."""
-        if not self._is_tcp:
+        """Beside our own: in our folder, or on our interface, where rank 0 has it too; else on
+        every interface of the host where it is."""
+        assert self._world is not None
+        is_here = self._world.leader.is_here()
+        if is_here and not self._is_tcp:
             stem = self.endpoint.rpartition("/")[0]
             return f"{stem}/{frontend_id}q", f"{stem}/{frontend_id}r"
-        assert self._world is not None
-        host = self.endpoint.removeprefix("tcp://").rpartition(":")[0]
-        if not self._world.leader.is_here() or host.strip("[]") in WILDCARDS:
-            host = "*"
+        host = self.endpoint.removeprefix("tcp://").rpartition(":")[0] if self._is_tcp else "*"
+        if not is_here or host.strip("[]") in WILDCARDS:
+            host = "[::]" if "[" in self.endpoint else "*"
         return f"tcp://{host}:*", f"tcp://{host}:*"
 
     def _close_lane(self, effect: table.CloseLane) -> None:

@@ -79,8 +79,7 @@ class Caller:
         socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing old is sent to a broker that comes late
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        if "[" in point.endpoint:
-            socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.IPV6, int("[" in point.endpoint))
         try:
             socket.connect(point.endpoint)
         except zmq.ZMQError as error:
@@ -155,10 +154,9 @@ class Caller:
         frontend_id = attached.frontend_id
         key = lane_key(self._key, self._nonce, self._cookie, frontend_id)
         self._key, self._head = key, frontend_head(frontend_id)
-        host = self.point.host
-        curve_server_key = b""
-        if host:
-            host = attached.leader_host or host
+        host, curve_server_key = "", b""
+        if attached.requests_endpoint.startswith("tcp:"):
+            host = attached.leader_host or self.point.host
             curve_server_key = zmq.curve_public(z85.encode(curve_seed(key)))
         spec = LaneSpec(
             frontend_id=frontend_id,

@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 import zmq
@@ -45,7 +46,7 @@ from tests.support.executor_scripted import (
 )
 
 SLOW = config(step_ms=20.0)
-QUICK = {"heartbeat_s": 0.1, "lane_silence_s": 0.5}
+QUICK: dict[str, Any] = {"heartbeat_s": 0.1, "lane_silence_s": 0.5}
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +128,18 @@ async def test_one_that_leaves_takes_its_requests_along_and_nothing_else(rig: Ri
         await until(lambda: len(rig.world.worker._ledger) <= 1)
         assert len(tokens(await collect(kept))) == 300
         await audited(stays)
+
+
+async def test_rank_0_on_another_host_is_reached_over_tcp(form: str) -> None:
+    """Its lanes are on tcp then, also for frontends that ask the broker over ipc."""
+    elsewhere = ProcessName(1, 1, "127.0.0.1/boot/pids")
+    async with (
+        thread_world(CONTRACT, form=form, leader=elsewhere) as rig,
+        attached(rig.point, 2) as fronts,
+    ):
+        for front in fronts:
+            await probe(front)
+            assert front.worker_pids == ()  # none that is here
 
 
 async def test_a_new_frontend_has_a_new_number(rig: Rig) -> None:

@@ -95,12 +95,17 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def thread_world(
-    engine: EngineConfig | None = None, *, form: str = "attach", **limits: Any
+    engine: EngineConfig | None = None,
+    *,
+    form: str = "attach",
+    leader: ProcessName | None = None,
+    **limits: Any,
 ) -> AsyncIterator[Rig]:
+    """`leader`: where rank 0 says that it is."""
     bounds = ExecutorLimits(**limits)
     broker, point = open_broker(form, bounds)
     try:
-        world = ThreadWorld(engine or scripted(), bounds)
+        world = ThreadWorld(engine or scripted(), bounds, leader or ProcessName.own())
         try:
             broker.serve(world)
             yield Rig(world, broker, point)
