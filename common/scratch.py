@@ -20,12 +20,12 @@ _TRIES_MAX = 8
 
 
 class ScratchFolder:
-    """A fresh 0700 folder in TMPDIR; `close` removes it and is safe twice."""
+    """A fresh 0700 folder in `parent` (none: TMPDIR); `close` removes it and is safe twice."""
 
-    def __init__(self, prefix: str) -> None:
-        sweep(prefix)
+    def __init__(self, prefix: str, parent: Path | None = None) -> None:
+        sweep(prefix, parent)
         for _ in range(_TRIES_MAX):
-            self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
+            self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
             lock = _lock(self.path)
             if lock is not None:
                 self._lock = lock
@@ -39,9 +39,9 @@ class ScratchFolder:
             self._lock = -1
 
 
-def sweep(prefix: str) -> None:
+def sweep(prefix: str, parent: Path | None = None) -> None:
     """Remove what killed processes of this user left."""
-    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    for path in (parent or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
         lock = _lock(path)
         if lock is not None:
             shutil.rmtree(path, ignore_errors=True)

@@ -19,7 +19,9 @@ import os
 import secrets
 import signal
 import socket
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -51,6 +53,8 @@ PACKET_BYTES_MAX = 1 << 16
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """For the driver and what it starts: Ray neither reports home nor warns of what we do not use."""
 TOKEN_BYTES = 32
+PARENT_BYTES_MAX = 16
+SHORT_PARENT = Path("/tmp")  # noqa: S108 - the folder in it is private, and its name is not guessed
 
 
 class RayLauncher(Launcher):
@@ -122,7 +126,7 @@ class RayLauncher(Launcher):
         another one, Ray's settings are the user's, as they stand in our environment."""
         if self._address:
             return QUIET
-        self._folder = ScratchFolder("baton-ray-")
+        self._folder = ScratchFolder("baton-ray-", _short_parent())
         token = self._folder.path / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(TOKEN_BYTES))
@@ -228,3 +232,9 @@ class RayLauncher(Launcher):
             self._loop.remove_reader(self._socket)
             self._socket.close()
             self._socket = None
+
+
+def _short_parent() -> Path:
+    """Ray's sockets lie deep in its folder, and their paths must not be long."""
+    parent = Path(tempfile.gettempdir())
+    return parent if len(os.fsencode(parent)) <= PARENT_BYTES_MAX else SHORT_PARENT
