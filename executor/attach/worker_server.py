@@ -41,6 +41,7 @@ from protos.errors import BatonError, ConfigError
 
 PROGRAM = "worker"
 IDLE_POLL_S = 0.05
+SHUT_DOWN = "it was shut down"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,6 +120,7 @@ class WorkerServer:
             tell_ready(self._options.ready_fd, address)
             return await self._until_end(executor, stopping)
         finally:
+            broker.world_ended(SHUT_DOWN)  # now: how long the world takes to end is not known
             await executor.shutdown()
 
     async def _until_end(self, executor: Proxy, stopping: asyncio.Event) -> int:

@@ -20,7 +20,7 @@ from executor.attach.caller import Caller, Place
 from executor.attach.keys import UP, AttachKeys
 from executor.attach.messages import PROTOCOL, Attach, Goodbye, Knock, key_head, pack
 from executor.attach.point import AttachPoint
-from executor.config import EngineConfig, HealthConfig
+from executor.config import EngineConfig, ExecutorConfig, HealthConfig
 from executor.executor import GenerationExecutor, GenerationResult
 from executor.health import HealthBounds
 from executor.limits import ExecutorLimits
@@ -37,6 +37,7 @@ from tests.support.attach_world import Rig, ThreadWorld, attached, open_broker, 
 from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import (
     CONTRACT,
+    CharTokenizer,
     audited,
     collect,
     config,
@@ -101,6 +102,22 @@ async def test_three_frontends_share_an_engine_and_each_hears_its_own(rig: Rig) 
             assert front.form == rig.point.form
             assert front.worker_pids == (os.getpid(),)
     await until(lambda: len(rig.world.lanes) == 0)
+
+
+async def test_a_frontend_has_text_workers_of_its_own(rig: Rig) -> None:
+    """Rank 0 divides a step's answers by the buckets of each lane, one by one."""
+    engine = msgspec.structs.replace(EngineConfig(), executor=ExecutorConfig(postprocess_workers=2))
+    tokenizer = CharTokenizer()
+    async with (
+        attached(rig.point, engine=engine, tokenizer=tokenizer) as (with_workers,),
+        attached(rig.point, tokenizer=tokenizer) as (without,),
+    ):
+        for front in (with_workers, without):
+            results = [front.submit(request(f"t{i}", (i, 1), max_tokens=9)) for i in range(10)]
+            for i, result in enumerate(results):
+                chunks = await collect(result)
+                text = "".join(chunk.text for chunk in chunks)
+                assert text == tokenizer.decode(expected((i, 1), 9))
 
 
 async def test_an_external_id_is_one_requests_across_frontends(rig: Rig) -> None:

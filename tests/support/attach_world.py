@@ -31,6 +31,7 @@ from executor.proxy import Proxy
 from executor.worker import Heart, Worker
 from executor.world.orders import ProcessName
 from tests.support.executor_scripted import config as scripted
+from tests.support.executor_scripted import toy_spec
 from tests.support.executor_spread import Spread
 
 CLUSTER = AttachKeys({"k1": b"1" * 32, "k0": b"0" * 32})
@@ -174,6 +175,7 @@ async def attached(
                 engine or EngineConfig(),
                 name="front",
                 tokenizer=tokenizer,
+                tokenizer_spec=toy_spec(tokenizer),
                 limits=ExecutorLimits(**limits),
                 point=point,
             )

@@ -78,21 +78,24 @@ def context_request(external_id: str, prompt: tuple[int, ...], attempt: int = 1)
     )
 
 
+def toy_spec(tokenizer: Any) -> TokenizerSpec | None:
+    """A toy `tokenizer` is told to postprocess workers by its class's name."""
+    if tokenizer is None or isinstance(tokenizer, Tokenizer):
+        return None
+    kind = type(tokenizer)
+    return TokenizerSpec(factory=f"{kind.__module__}:{kind.__qualname__}")
+
+
 @contextlib.asynccontextmanager
 async def running(
     engine: EngineConfig | None = None, *, tokenizer: Any = None, **limits: Any
 ) -> AsyncIterator[GenerationExecutor]:
-    """A toy `tokenizer` is told to postprocess workers by its class's name."""
-    spec = None
-    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
-        kind = type(tokenizer)
-        spec = TokenizerSpec(factory=f"{kind.__module__}:{kind.__qualname__}")
     executor = await GenerationExecutor.create(
         engine or config(),
         name="test",
         tokenizer=tokenizer,
         limits=ExecutorLimits(**limits),
-        tokenizer_spec=spec,
+        tokenizer_spec=toy_spec(tokenizer),
     )
     try:
         yield executor
