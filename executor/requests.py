@@ -200,6 +200,8 @@ class LiveRequests:
         except Exception as error:
             logger.exception("postprocessing request %#x failed", client_id)
             self._end_after_defect(live, client_id, error, is_end=is_end)
+            if output.finish is not None and output.finish.context_phase_params is not None:
+                self._release(lease_of(output.finish.context_phase_params))
             return
         if output.local is not None:
             self.num_logits_bytes += live.result.add_logits(output.local)

@@ -370,6 +370,24 @@ def a_lease_of_a_late_end_is_kept(patch: Patch) -> None:
 
 
 @plant
+def a_lease_is_kept_where_no_text_could_be_made(patch: Patch) -> None:
+    """A bug that was ours: the request had failed, and the KV stayed pinned."""
+    defect, release = LiveRequests._end_after_defect, LiveRequests._release
+    failed: list[bool] = []
+
+    def note(self: LiveRequests, *args: Any, is_end: bool) -> None:
+        defect(self, *args, is_end=is_end)
+        failed.append(is_end)
+
+    def unless_noted(self: LiveRequests, lease: Any) -> None:
+        if not (failed and failed.pop()):
+            release(self, lease)
+
+    patch.setattr(LiveRequests, "_end_after_defect", note)
+    patch.setattr(LiveRequests, "_release", unless_noted)
+
+
+@plant
 def a_second_copy_of_an_end_takes_the_lease_back(patch: Patch) -> None:
     """A bug that was ours: the reader of the first copy pulls in vain."""
     patch.setattr(Ledger, "end_of", lambda self, client_id: None)

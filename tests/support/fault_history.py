@@ -31,6 +31,8 @@ class Told:
     asked_at_s: float
     deadline_s: float
     is_bad: bool = False
+    brittle_id: int = -1
+    """A token of which no text can be made."""
     was_cancelled: bool = False
     may_be_cancelled: bool = False
     """Somebody named its external id, which others bear too."""
@@ -121,6 +123,7 @@ class History:
     def _check_finish(self, told: Told) -> None:
         last = told.chunks[-1]
         assert not told.is_bad, f"a bad request was served: {told}"
+        assert told.brittle_id not in told.tokens, f"text was made of it: {told}"
         assert told.tokens == told.wanted[: self._num_wanted(told)], f"too short: {told}"
         usage, reason = last.finish.usage, last.finish.reason.value
         assert usage.completion_tokens == len(told.tokens), f"wrong count: {told}"
@@ -157,7 +160,7 @@ class History:
         return {
             "RequestCancelledError": told.was_cancelled or told.may_be_cancelled,
             "SlowConsumerError": told.max_unread > 0,
-            "RequestFailedError": told.is_bad,
+            "RequestFailedError": told.is_bad or told.brittle_id in told.wanted,
             "DeadlineExceededError": told.ended_at_s >= told.asked_at_s + told.deadline_s,
             "EngineDeadError": told.lane in self.deaths,
             "ServerUnavailableError": any(

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from executor.config import EngineConfig, KvCacheConfig, SchedulerConfig, ScriptedConfig
 from executor.engine.scripted import ScriptedEngine
+from executor.engine.scripted_model import scripted_completion
 from executor.engine.seam import EngineOutput, EngineRequest
 from executor.health import HealthBounds
 from executor.inbox import Inbox, LaneEnded
@@ -25,6 +26,7 @@ from executor.proxy import Proxy
 from executor.request_queue import RequestQueue
 from executor.worker import Worker
 from protos.errors import InternalError
+from protos.tokens import pack_token_ids
 from tests.support.executor_scripted import CharTokenizer
 from tests.support.virtual_loop import VirtualLoop
 
@@ -47,6 +49,17 @@ LIMITS = ExecutorLimits(
     last_words_s=LAST_WORDS_S,
     tombstones_max=TOMBSTONES_MAX,
 )
+
+
+BRITTLE_ID = scripted_completion(pack_token_ids((3,) * 5), 7, 1, CONFIG.scripted)[0]
+"""No text can be made of it."""
+
+
+class BrittleTokenizer(CharTokenizer):
+    def decode(self, token_ids: Sequence[int]) -> str:
+        if BRITTLE_ID in token_ids:
+            raise ValueError(f"no text for {BRITTLE_ID}")
+        return super().decode(token_ids)
 
 
 class BreakableEngine:
@@ -156,7 +169,7 @@ class Frontend:
             self.link = HandLink(world, frontend_id, user, 3 if self.batches else 1)
             return self.link
 
-        tokenizer: Any = CharTokenizer()
+        tokenizer: Any = BrittleTokenizer()
         self.proxy = Proxy(make_link, tokenizer=tokenizer, limits=LIMITS)
         self.link.slots = self.proxy.find
 
@@ -257,6 +270,11 @@ class FaultWorld:
             frontend.last_words = frontend.last_words or "".join(died[:1])
         self.loop.do(frontend.proxy.on_messages, messages)
         frontend.heard_at_s = self.loop.time()
+
+    def waiting_cancels(self) -> list[Cancel]:
+        links = [frontend.link for frontend in self.all()]
+        waiting = [m for link in links for m in (*link.line.messages, *link.requests._backlog)]
+        return [message for message in waiting if isinstance(message, Cancel)]
 
     def drain_to_worker(self) -> None:
         """All that any frontend wants to say comes to the worker's inbox."""
