@@ -106,7 +106,7 @@ async def test_three_frontends_share_an_engine_and_each_hears_its_own(rig: Rig) 
 
 async def test_a_frontend_has_text_workers_of_its_own(rig: Rig) -> None:
     """Rank 0 divides a step's answers by the buckets of each lane, one by one."""
-    engine = msgspec.structs.replace(EngineConfig(), executor=ExecutorConfig(postprocess_workers=2))
+    engine = EngineConfig(executor=ExecutorConfig(postprocess_workers=2))
     tokenizer = CharTokenizer()
     async with (
         attached(rig.point, engine=engine, tokenizer=tokenizer) as (with_workers,),
