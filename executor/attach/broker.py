@@ -20,7 +20,7 @@ import zmq
 from zmq.utils import z85
 
 from common.rpc import split_address
-from executor.attach import broker_table as table
+from executor.attach import broker_events as events
 from executor.attach.broker_table import BrokerBounds, BrokerTable
 from executor.attach.keys import DOWN, UP, AttachKeys, curve_seed
 from executor.attach.loop_socket import LoopSocket
@@ -128,18 +128,20 @@ class Broker:
         """From now on frontends are let in."""
         self._world = world
         leader = world.leader
-        self._feed(table.WorldUp(leader, "" if leader.is_here() else leader.host.partition("/")[0]))
+        self._feed(
+            events.WorldUp(leader, "" if leader.is_here() else leader.host.partition("/")[0])
+        )
 
     def lane_closed(self, frontend_id: int) -> None:
         """Rank 0 has closed it by itself, or because we asked."""
         frontend = self._table.frontend(frontend_id)
         if frontend is not None:
-            self._feed(table.LaneGone(frontend_id))
+            self._feed(events.LaneGone(frontend_id))
             self.on_lost(frontend.request.process)
 
     def world_ended(self, cause: str) -> None:
         """Every frontend is told, and nobody is let in any more."""
-        self._feed(table.WorldDown(cause))
+        self._feed(events.WorldDown(cause))
 
     def counters(self) -> dict[str, int]:
         return {**self._table.counters(), "bad_frames": self.num_bad_frames}
@@ -170,7 +172,7 @@ class Broker:
         else:
             self._feed(event)
 
-    def _opened(self, parts: list[bytes]) -> table.Event | None:
+    def _opened(self, parts: list[bytes]) -> events.Event | None:
         """None for whatever is not sealed with a key that its head may name."""
         if len(parts) != 3:
             return None
@@ -179,15 +181,15 @@ class Broker:
         if frontend_id is not None:
             frontend = self._table.frontend(frontend_id)
             known = frontend is not None and unpack(frontend.key, UP, head, frame)
-            return table.Left(route, frontend_id) if isinstance(known, Goodbye) else None
+            return events.Left(route, frontend_id) if isinstance(known, Goodbye) else None
         key_id = head[1:].decode(errors="replace") if head[:1] == KEY_MARK else ""
         key = self._keys.get(key_id)
         message = unpack(key, UP, head, frame) if key is not None else None
         match message:
             case Knock():
-                return table.Knocked(route, key_id, message)
+                return events.Knocked(route, key_id, message)
             case Attach():
-                return table.Asked(route, key_id, message)
+                return events.Asked(route, key_id, message)
             case _:
                 return None
 
@@ -197,48 +199,48 @@ class Broker:
 
     # --- effects --------------------------------------------------------------
 
-    def _feed(self, event: table.Event) -> None:
+    def _feed(self, event: events.Event) -> None:
         for effect in self._table.handle(event, self._loop.time()):
             self._carry_out(effect)
 
-    def _carry_out(self, effect: table.Effect) -> None:
+    def _carry_out(self, effect: events.Effect) -> None:
         match effect:
-            case table.Answer():
+            case events.Answer():
                 head = key_head(effect.key_id)
                 self._send(effect.route, head, self._keys[effect.key_id], effect.message)
-            case table.Tell():
+            case events.Tell():
                 head = frontend_head(effect.frontend_id)
                 self._send(effect.route, head, effect.key, effect.message)
-            case table.OpenLane():
+            case events.OpenLane():
                 task = self._loop.create_task(self._open_lane(effect))
                 self._opening[effect.frontend_id] = task
-            case table.CloseLane():
+            case events.CloseLane():
                 self._close_lane(effect)
-            case table.Watch():
+            case events.Watch():
                 self._watch(effect)
-            case table.Unwatch():
+            case events.Unwatch():
                 watch = self._watches.pop(effect.frontend_id, None)
                 if watch is not None:
                     watch.close()
             case _:
                 assert_never(effect)
 
-    async def _open_lane(self, wish: table.OpenLane) -> None:
+    async def _open_lane(self, wish: events.OpenLane) -> None:
         assert self._world is not None
         frontend_id = wish.frontend_id
         try:
             spec = await self._world.open_lane(self._spec(wish))
-            self._feed(table.LaneOpen(frontend_id, spec.requests_endpoint, spec.results_endpoint))
+            self._feed(events.LaneOpen(frontend_id, spec.requests_endpoint, spec.results_endpoint))
         except BatonError as error:
-            self._feed(table.LaneRefused(frontend_id, error.to_data()))
+            self._feed(events.LaneRefused(frontend_id, error.to_data()))
         except Exception as error:
             logger.exception("the lane of frontend %d could not be opened", frontend_id)
             said = InternalError(f"{type(error).__name__}: {error}")
-            self._feed(table.LaneRefused(frontend_id, said.to_data()))
+            self._feed(events.LaneRefused(frontend_id, said.to_data()))
         finally:
             del self._opening[frontend_id]
 
-    def _spec(self, wish: table.OpenLane) -> LaneSpec:
+    def _spec(self, wish: events.OpenLane) -> LaneSpec:
         requests, results = self._lane_endpoints(wish.frontend_id)
         return LaneSpec(
             frontend_id=wish.frontend_id,
@@ -264,12 +266,12 @@ class Broker:
             host = "[::]" if "[" in self.endpoint else "*"
         return f"tcp://{host}:*", f"tcp://{host}:*"
 
-    def _close_lane(self, effect: table.CloseLane) -> None:
+    def _close_lane(self, effect: events.CloseLane) -> None:
         if self._world is not None:
             self._world.close_lane(effect.frontend_id, effect.why)
 
-    def _watch(self, effect: table.Watch) -> None:
+    def _watch(self, effect: events.Watch) -> None:
         frontend_id = effect.frontend_id
         self._watches[frontend_id] = ProcessWatch(
-            effect.process, self._loop, lambda: self._feed(table.ProcessGone(frontend_id))
+            effect.process, self._loop, lambda: self._feed(events.ProcessGone(frontend_id))
         )

@@ -12,11 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from executor.attach.broker_table import (
+from executor.attach.broker_events import (
     Answer,
     Asked,
-    BrokerBounds,
-    BrokerTable,
     CloseLane,
     Effect,
     Event,
@@ -31,6 +29,7 @@ from executor.attach.broker_table import (
     WorldDown,
     WorldUp,
 )
+from executor.attach.broker_table import BrokerBounds, BrokerTable
 from executor.attach.messages import PROTOCOL, Attach, Attached, Challenge, Knock, WorldEnded
 from executor.world.orders import ProcessName
 from protos.errors import OverloadedError

@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from executor.attach.broker_table import (
-    FRONTENDS_END,
+from executor.attach.broker_events import (
     Answer,
     Asked,
-    BrokerBounds,
-    BrokerTable,
     CloseLane,
     Effect,
     Event,
@@ -28,6 +25,7 @@ from executor.attach.broker_table import (
     WorldDown,
     WorldUp,
 )
+from executor.attach.broker_table import FRONTENDS_END, BrokerBounds, BrokerTable
 from executor.attach.keys import lane_key
 from executor.attach.messages import (
     PROTOCOL,

@@ -24,6 +24,7 @@ PACKAGES = (
     "serving",
 )
 PURE = (
+    "executor/attach/broker_events.py",
     "executor/attach/broker_table.py",
     "executor/attach/keys.py",
     "executor/attach/messages.py",
