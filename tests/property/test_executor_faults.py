@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -30,25 +30,16 @@ from hypothesis.stateful import (
 
 from tests.support.fault_clients import Clients, completion
 from tests.support.fault_history import spell
-from tests.support.fault_plays import LONG, WAYS, WORKED, Plays
+from tests.support.fault_plays import LONG, PLAYS, WAYS, WORKED, Plays
 from tests.support.fault_world import REFUSED_ID, FaultWorld
 
 FRONTENDS_MAX = 4
-PLAYS = (
-    "rest",
-    "cancels",
-    "ends that meet cancels",
-    "silence",
-    "expiry",
-    "closing",
-    "copies",
-    "leases",
-    "refusals",
-    "kill",
-    "broken step",
-    "broken submit",
+SETTINGS = settings(
+    max_examples=12,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],  # of a busy machine, not of ours
 )
-SETTINGS = settings(max_examples=12, stateful_step_count=30, deadline=None)
 picks = st.integers(0, 99)
 lanes = st.integers(0, FRONTENDS_MAX - 1)
 names = st.sampled_from("abcd")
@@ -231,7 +222,7 @@ class ExecutorMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             if sys.exc_info()[0] is None:
-                self.plays.plays()[self.play]()
+                PLAYS[self.play](self.plays)
                 self.plays.come_to_rest()
         finally:
             self.world.end()

@@ -27,6 +27,7 @@ from executor.result import GenerationResult, ResultChunk
 from executor.worker import Worker
 from protos.errors import EngineDeadError, InternalError
 from tests.property import test_executor_faults as faults
+from tests.support.fault_plays import PLAYS
 
 EXAMPLES_PER_PLAY = (1, 8)
 """First the bare plays, without anything before them; then with random steps before."""
@@ -76,7 +77,7 @@ def find() -> tuple[int, str]:
     """The number of examples until the find, and in which play."""
     num_examples = 0
     for per_play in EXAMPLES_PER_PLAY:
-        for play in faults.PLAYS:
+        for play in PLAYS:
             try:
                 num_examples += search(per_play, play)
             except FoundError as found:

@@ -140,22 +140,6 @@ class Plays:
 
     # --- plays ---------------------------------------------------------------------------
 
-    def plays(self) -> dict[str, Callable[[], None]]:
-        return {
-            "rest": lambda: None,
-            "cancels": self.cancels,
-            "ends that meet cancels": self.ends_that_meet_cancels,
-            "silence": self.silence,
-            "expiry": self.expiry,
-            "closing": self.closing,
-            "copies": self.copies,
-            "leases": self.leases,
-            "refusals": self.refusals,
-            "kill": lambda: self.death(""),
-            "broken step": lambda: self.death("step"),
-            "broken submit": lambda: self.death("submit"),
-        }
-
     def cancels(self) -> None:
         """At each station; and one that overtakes its request on the way."""
         for frontend in self.world.all():
@@ -328,3 +312,19 @@ class Plays:
     def _holders(self) -> set[str]:
         holders = self.world.engine.audit().holders
         return {name for names in holders.values() for name in names}
+
+
+PLAYS: dict[str, Callable[[Plays], None]] = {
+    "rest": lambda plays: None,
+    "cancels": Plays.cancels,
+    "ends that meet cancels": Plays.ends_that_meet_cancels,
+    "silence": Plays.silence,
+    "expiry": Plays.expiry,
+    "closing": Plays.closing,
+    "copies": Plays.copies,
+    "leases": Plays.leases,
+    "refusals": Plays.refusals,
+    "kill": lambda plays: plays.death(""),
+    "broken step": lambda plays: plays.death("step"),
+    "broken submit": lambda plays: plays.death("submit"),
+}
