@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from executor.engine.seam import EngineOutput
-from executor.messages import Cancel, Outputs, Submit
+from executor.messages import Cancel, Outputs, Stop, Submit
 from tests.support.fault_clients import Clients
 from tests.support.fault_plays import Plays
 from tests.support.fault_world import FaultWorld, Frontend
@@ -135,3 +135,12 @@ def test_a_lane_speaks_of_its_own_requests_only(hand: Hand) -> None:
     assert hand.worker_counters()["foreign"] == 2
     assert hand.world.engine.audit().counters["submitted"] == 1
     assert not told.is_over
+
+
+def test_only_the_owner_may_stop_the_worker(hand: Hand) -> None:
+    told = hand.ask()
+    hand.put_to_worker(hand.other, Stop())
+    hand.plays.come_to_the_worker()
+    assert not hand.world.worker._is_stopped
+    hand.plays.let_all_end()
+    assert told.ends == [None]
