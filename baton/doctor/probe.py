@@ -90,6 +90,10 @@ def _ucx_transports() -> list[str]:
 
 
 def probe_mpi() -> dict[str, Any]:
+    """Without starting MPI: MPICH would leave a file in /dev/shm."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
     from mpi4py import MPI
 
     return {"mpi4py": metadata.version("mpi4py"), "library": MPI.Get_library_version().strip()}
