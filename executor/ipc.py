@@ -117,6 +117,10 @@ class FrameSealer:
         body = self._sequence.to_bytes(SEQUENCE_BYTES, "little") + self._encoder.encode(message)
         return hmac.digest(self._key, self._direction + body, "sha256") + body
 
+    def take_back(self) -> None:
+        """The last frame was not sent: its number is free again."""
+        self._sequence -= 1
+
 
 class FrameOpener(Generic[T]):
     """Verifies and decodes frames of one direction; counts what it must drop."""
@@ -169,7 +173,12 @@ class FrameSender:
         """False where the peer's queue stayed full for `timeout_s`; nothing was sent then."""
         if not self.has_room(timeout_s):
             return False
-        self.socket.send(self._sealer.seal(message), zmq.NOBLOCK)
+        frame = self._sealer.seal(message)
+        try:
+            self.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:  # the peer has just gone
+            self._sealer.take_back()
+            return False
         return True
 
     def close(self) -> None:

@@ -6,8 +6,16 @@ import stat
 from typing import Any
 
 import pytest
+import zmq
 
-from executor.ipc import TO_PROXY, TO_WORKER, FrameOpener, FrameSealer, PrivateDirectory
+from executor.ipc import (
+    TO_PROXY,
+    TO_WORKER,
+    FrameOpener,
+    FrameSealer,
+    FrameSender,
+    PrivateDirectory,
+)
 from executor.messages import Cancel, Stop, ToWorker
 from protos.errors import ConfigError
 
@@ -69,3 +77,31 @@ def test_the_folder_is_private_and_goes_away(monkeypatch: pytest.MonkeyPatch) ->
         folder.endpoint("x" * 100)
     assert not folder.path.exists()
     folder.close()
+
+
+class LeavingPeer:
+    """A socket whose peer goes between the look for room and the send, once."""
+
+    def __init__(self) -> None:
+        self.has_left = False
+        self.sent: list[bytes] = []
+
+    def poll(self, _timeout_ms: int, _flags: int) -> int:
+        return 1
+
+    def send(self, frame: bytes, _flags: int) -> None:
+        if not self.has_left:
+            self.has_left = True
+            raise zmq.Again
+        self.sent.append(frame)
+
+
+def test_a_peer_that_leaves_while_it_is_sent_to_is_no_crash_and_no_gap() -> None:
+    """A frontend that died in that instant took rank 0's loop, or its status thread, along."""
+    peer: Any = LeavingPeer()
+    sealer, opener = pair()
+    sender = FrameSender(peer, sealer)
+    assert not sender.send(Cancel(1))
+    assert sender.send(Cancel(2))
+    assert opener.open(peer.sent[0]) == Cancel(2)
+    assert opener.num_lost == 0
