@@ -36,7 +36,6 @@ from executor.world.ray_messages import (
 )
 
 RANK_MODULE = "executor.world.ray_rank"
-CPUS_PER_RANK = 1
 OBJECT_STORE_BYTES = 80 << 20
 """About the least that Ray takes: nothing of ours goes through it."""
 CALLS_AT_ONCE = 2
@@ -91,7 +90,7 @@ class Driver:
         else:
             options = {
                 "address": "local",
-                "num_cpus": num_ranks * CPUS_PER_RANK,
+                "num_cpus": num_ranks * orders.num_cpus_per_rank,
                 "include_dashboard": False,
                 "object_store_memory": OBJECT_STORE_BYTES,
                 "_temp_dir": orders.folder,
@@ -110,7 +109,7 @@ class Driver:
         self._check_room()
         num_ranks = len(self._orders.ranks)
         agent_class = self._ray.remote(RankAgent).options(
-            num_cpus=CPUS_PER_RANK,
+            num_cpus=self._orders.num_cpus_per_rank,
             num_gpus=self._orders.num_gpus_per_rank,
             max_concurrency=CALLS_AT_ONCE,
             max_restarts=0,
@@ -137,18 +136,17 @@ class Driver:
         total = self._ray.cluster_resources()
         num_ranks = len(self._orders.ranks)
         needed = {
-            "CPU": num_ranks * CPUS_PER_RANK,
+            "CPU": num_ranks * self._orders.num_cpus_per_rank,
             "GPU": num_ranks * self._orders.num_gpus_per_rank,
         }
         if any(total.get(name, 0) < amount for name, amount in needed.items()):
             raise self._no_room(f"but the Ray cluster has {_amounts(total)}")
 
     def _no_room(self, why: str) -> RefusedError:
-        num_ranks, num_gpus = len(self._orders.ranks), self._orders.num_gpus_per_rank
-        each = f"{CPUS_PER_RANK} CPU" + (f" and {num_gpus} GPU" if num_gpus else "")
-        return RefusedError(
-            "executor.world.num_ranks", f"{num_ranks} rank(s) of {each} each are asked for, {why}"
-        )
+        orders, num_gpus = self._orders, self._orders.num_gpus_per_rank
+        each = f"{orders.num_cpus_per_rank} CPU" + (f" and {num_gpus} GPU" if num_gpus else "")
+        words = f"{len(orders.ranks)} rank(s) of {each} each are asked for, {why}"
+        return RefusedError("executor.world.num_ranks", words)
 
     def _watch(self, rank: int, agent: Any) -> None:
         """On a thread of its own; whoever does not answer is judged by his rank's heartbeat."""

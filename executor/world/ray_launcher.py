@@ -64,6 +64,8 @@ class RayLauncher(Launcher):
 
     def __init__(self, config: EngineConfig, *, name: str, limits: ExecutorLimits) -> None:
         self._address = config.executor.ray_address
+        self._num_cpus = max(1, config.num_threads)
+        """Ray also sets OMP_NUM_THREADS to it, where the user has not."""
         self._num_gpus = 1 if config.device.startswith("cuda") else 0
         self._name = name
         self._limits = limits
@@ -103,6 +105,7 @@ class RayLauncher(Launcher):
         driver_orders = DriverOrders(
             address=self._address,
             folder="" if self._folder is None else str(self._folder.path),
+            num_cpus_per_rank=self._num_cpus,
             num_gpus_per_rank=self._num_gpus,
             place_s_max=PLACE_S_MAX,
             events_fd=theirs.fileno(),

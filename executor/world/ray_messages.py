@@ -15,6 +15,7 @@ class DriverOrders(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     """The cluster to join; empty: one of our own, in `folder`."""
     folder: str
+    num_cpus_per_rank: int
     num_gpus_per_rank: int
     place_s_max: float
     """For the actors to find their places."""

@@ -118,14 +118,15 @@ def _shared_memory() -> Iterator[str]:
 
 
 def _unmapped(names: list[str]) -> list[str]:
-    """Those of the segments that no process has mapped: nobody is going to remove them."""
+    """Those of the segments that no process has mapped: nobody is going to remove them.
+    Looked for before the maps are read: one may be made, mapped and removed meanwhile."""
     if not names:
         return []
     mapped = ""
     for path in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             mapped += path.read_text()
-    return [name for name in names if f"{SHM}/{name}" not in mapped]
+    return [name for name in names if f"{SHM}/{name}" not in mapped and (SHM / name).exists()]
 
 
 @contextlib.contextmanager
