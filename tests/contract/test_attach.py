@@ -147,6 +147,28 @@ async def test_one_that_leaves_takes_its_requests_along_and_nothing_else(rig: Ri
         await audited(stays)
 
 
+async def test_frontends_come_and_go_and_nothing_grows(rig: Rig) -> None:
+    """Guards: a frontend that leaves in the very moment in which rank 0 speaks to it."""
+
+    async def visit(index: int) -> None:
+        async with attached(rig.point) as (front,):
+            results = [
+                front.submit(request(f"{index}-{i}", (index, i), max_tokens=20 * i))
+                for i in range(1, 6)
+            ]
+            for i, result in enumerate(results[: index % 6], 1):
+                assert tokens(await collect(result)) == expected((index, i), 20 * i)
+
+    async with attached(rig.point) as (stays,):
+        for first in range(0, 45, 15):
+            await asyncio.gather(*(visit(index) for index in range(first, first + 15)))
+        await until(lambda: len(rig.world.lanes) == 1)
+        await until(lambda: len(rig.world.worker._ledger) == 0)
+        await audited(stays)
+        assert rig.broker.counters()["attached"] == 46
+        assert rig.broker.counters()["frontends"] == 1
+
+
 async def test_rank_0_on_another_host_is_reached_over_tcp(form: str) -> None:
     """Its lanes are on tcp then, also for frontends that ask the broker over ipc."""
     elsewhere = ProcessName(1, 1, "127.0.0.1/boot/pids")
