@@ -6,6 +6,7 @@ Life: started, says what others queue, beats every period, hands over what it he
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ import zmq
 
 from executor.world.frames import RankDealer
 
+logger = logging.getLogger(__name__)
 REPEAT_S = 0.5
 CLOSE_S_MAX = 2.0
 T = TypeVar("T")
@@ -49,7 +51,6 @@ class RankLink(threading.Thread, Generic[T]):
         self._condition = threading.Condition()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._is_closing = False
-        self.heard_at_s = time.monotonic()
 
     # --- from any thread ------------------------------------------------------
 
@@ -113,8 +114,10 @@ class RankLink(threading.Thread, Generic[T]):
 
     def _hear(self) -> None:
         for message in self._dealer.drain():
-            self.heard_at_s = time.monotonic()
-            self._on_message(message)
+            try:
+                self._on_message(message)
+            except Exception:  # a command that fails is no reason to fall silent
+                logger.exception("%s failed", type(message).__name__)
             with self._condition:
                 if self._find(type(message)) is None:
                     self._heard.append(message)

@@ -206,7 +206,7 @@ class WorldTable:
         if self.phase is Phase.STARTING and all(rank.has_hello for rank in self._ranks):
             self.phase = Phase.LOADING
             self._deadline_s = now_s + self.bounds.load_s_max
-            effects.append(Assembled())
+            effects += [Assembled(), *self._serve_if_ready()]
         return effects
 
     def _on_ready(self, index: int) -> list[Effect]:
@@ -215,11 +215,13 @@ class WorldTable:
             self.num_ignored += 1
             return []
         rank.is_ready = True
-        effects: list[Effect] = [AckReady(index)]
+        return [AckReady(index), *self._serve_if_ready()]
+
+    def _serve_if_ready(self) -> list[Effect]:
         if self.phase is Phase.LOADING and all(rank.is_ready for rank in self._ranks):
             self.phase = Phase.SERVING
-            effects.append(Serve())
-        return effects
+            return [Serve()]
+        return []
 
     # --- death ----------------------------------------------------------------
 
@@ -367,11 +369,15 @@ class WorldTable:
         return [rank for rank in waited if now_s - rank.heard_at_s > bound_s]
 
     def _abandon(self) -> list[Effect]:
-        left = [rank.name for rank in self._ranks if not self._has_ended(rank)]
+        left = [rank for rank in self._ranks if not self._has_ended(rank)]
+        leaks = [
+            f"{rank.name} {'does not end' if rank.is_seen else 'was not seen to end'}"
+            for rank in left
+        ]
         if not self._launcher_is_gone:
-            left.append("the launcher's process")
+            leaks.append("the launcher's process does not end")
         self.phase = Phase.ENDED
-        return [End(tuple(f"{name} does not end" for name in left))]
+        return [End(tuple(leaks))]
 
 
 SHUT_DOWN = "it was shut down"

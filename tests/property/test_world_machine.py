@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from executor.world.events import (
     LAUNCHER,
@@ -25,11 +25,13 @@ from executor.world.events import (
     TellLeave,
     TellStop,
     Tick,
+    Welcome,
 )
 from executor.world.table import Phase, WorldTable
 from tests.support.world_table import BOUNDS
 
-RANKS = st.integers(-2, 4)
+RANKS = st.integers(0, 3)
+"""One of them does not exist in the largest world."""
 
 
 class WorldMachine(RuleBasedStateMachine):
@@ -45,6 +47,7 @@ class WorldMachine(RuleBasedStateMachine):
         self.effects: list[Effect] = []
         self.helloed: set[int] = set()
         self.readied: set[int] = set()
+        self.over: set[int] = set()
         self.stop_asked_at_s: float | None = None
         self.first_death_s: float | None = None
 
@@ -56,6 +59,15 @@ class WorldMachine(RuleBasedStateMachine):
     def is_up(self) -> bool:
         return Serve() in self.effects
 
+    @precondition(lambda self: self.table.phase is Phase.STARTING)
+    @rule(is_seen=st.booleans())
+    def come_up(self, is_seen: bool) -> None:
+        """As a world does where nothing goes wrong; the other rules rarely get there."""
+        for rank in reversed(range(self.num_ranks)):
+            self.hello(rank, is_seen)
+        for rank in range(self.num_ranks):
+            self.ready(rank)
+
     @rule(rank=RANKS, is_seen=st.booleans())
     def hello(self, rank: int, is_seen: bool) -> None:
         before = self.table.phase
@@ -65,8 +77,9 @@ class WorldMachine(RuleBasedStateMachine):
 
     @rule(rank=RANKS)
     def ready(self, rank: int) -> None:
+        before = self.table.phase
         self.give(Readied(rank))
-        if rank in self.helloed:
+        if rank in self.helloed and before in (Phase.STARTING, Phase.LOADING):
             self.readied.add(rank)
 
     @rule(rank=RANKS)
@@ -79,8 +92,10 @@ class WorldMachine(RuleBasedStateMachine):
 
     @rule(rank=st.one_of(RANKS, st.just(LAUNCHER)))
     def gone(self, rank: int) -> None:
+        before = self.table.phase
+        self.over.add(rank)
         self.give(Gone(rank, f"{rank} is gone"))
-        if self.table.phase is Phase.SUSPECT and self.first_death_s is None:
+        if self.table.phase is Phase.SUSPECT and before is not Phase.SUSPECT:
             self.first_death_s = self.now_s
 
     @rule()
@@ -89,7 +104,13 @@ class WorldMachine(RuleBasedStateMachine):
 
     @rule(rank=RANKS)
     def done(self, rank: int) -> None:
+        self.over.add(rank)
         self.give(Done(rank))
+
+    @rule()
+    def all_heard(self) -> None:
+        for rank in range(self.num_ranks):
+            self.heard(rank)
 
     @rule(is_well=st.booleans())
     def stop(self, is_well: bool) -> None:
@@ -118,6 +139,8 @@ class WorldMachine(RuleBasedStateMachine):
     @invariant()
     def it_serves_only_when_all_are_ready(self) -> None:
         assert not self.is_up() or self.readied == set(range(self.num_ranks))
+        if self.table.phase in (Phase.STARTING, Phase.LOADING):
+            assert self.readied != set(range(self.num_ranks))
 
     @invariant()
     def a_cause_is_declared_once_and_after_the_kill(self) -> None:
@@ -135,8 +158,25 @@ class WorldMachine(RuleBasedStateMachine):
     @invariant()
     def a_stop_ends_in_time(self) -> None:
         if self.stop_asked_at_s is not None:
-            bound_s = BOUNDS.stop_live_s_max + 2 * BOUNDS.stop_dead_s_max + BOUNDS.period_s
+            is_live = TellStop() in self.effects
+            first_s = BOUNDS.stop_live_s_max + BOUNDS.stop_dead_s_max if is_live else 0.0
+            bound_s = first_s + BOUNDS.stop_dead_s_max + BOUNDS.period_s
             assert self.table.phase is Phase.ENDED or self.now_s - self.stop_asked_at_s <= bound_s
+
+    @invariant()
+    def leave_is_given_once_everybody_is_done_or_gone(self) -> None:
+        assert TellLeave() not in self.effects or self.over >= set(range(self.num_ranks))
+
+    @invariant()
+    def a_member_is_welcomed_once_its_leader_is_known(self) -> None:
+        welcomed = [effect.rank for effect in self.effects if isinstance(effect, Welcome)]
+        assert not welcomed or welcomed[0] == 0
+        assert set(welcomed) <= self.helloed
+
+    @invariant()
+    def a_seen_death_is_the_cause(self) -> None:
+        if self.first_death_s is not None and self.table.cause:
+            assert "is gone" in self.table.cause or "words" in self.table.cause
 
     @invariant()
     def a_death_is_declared_in_time(self) -> None:

@@ -79,6 +79,13 @@ def test_a_death_is_declared_after_its_last_words_and_survivors_are_killed_first
     assert world.give(Gone(LAUNCHER, "late")) == []
 
 
+def test_more_deaths_do_not_put_the_declaration_off() -> None:
+    world = Driven(2).serving()
+    world.give(Gone(1, "first"), at_s=10.0)
+    world.give(Gone(0, "second"), at_s=10.09)
+    assert world.give(Tick(), at_s=10.1) == [KillAll(), Declare("first; second")]
+
+
 @pytest.mark.parametrize("phase", ["starting", "loading", "serving"])
 def test_a_failed_start_is_aborted_before_it_counts_as_dead(phase: str) -> None:
     world = Driven(2)
