@@ -1,4 +1,4 @@
-"""What every form of the executor must do, over the scripted engine in a real process.
+"""What every form of the executor must do, over the scripted engine.
 
 One executor (`conftest.py`) serves the whole file: a test that leaves anything
 behind makes the next one's audit fail. Cancels have a file of their own.
@@ -7,6 +7,8 @@ behind makes the next one's audit fail. Cancels have a file of their own.
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from protos.errors import (
     DeadlineExceededError,
     DuplicateRequestError,
     InvalidRequestError,
+    NotNowError,
     RequestCancelledError,
     RequestFailedError,
 )
@@ -230,3 +233,49 @@ async def test_an_abandoned_reader_can_be_cancelled(executor: GenerationExecutor
     with pytest.raises(RequestCancelledError):
         await collect(result)
     executor.check_health()
+
+
+# --- what an engine does beside serving ---------------------------------------------
+
+
+async def test_every_rank_answers_a_collective_call_in_order(executor: GenerationExecutor) -> None:
+    """Guards: a call that reaches one rank, overtakes a request, or ends the engine."""
+    result = executor.submit(request("beside", max_tokens=5))
+    described = await executor.collective_rpc("describe")
+    assert [facts["rank"] for facts in described] == list(range(len(described)))
+    pids = tuple(facts["pid"] for facts in described)
+    assert pids == (executor.worker_pids or (os.getpid(),))
+    with pytest.raises(InvalidRequestError, match="no_such_method"):
+        await executor.collective_rpc("no_such_method")
+    assert tokens(await collect(result)) == expected((1, 2, 3), 5)
+
+
+async def test_an_engine_sleeps_and_wakes_to_the_same_tokens(executor: GenerationExecutor) -> None:
+    """Guards: a request that waits for ever in a sleeping engine, or blocks that never return."""
+    free = (await audited(executor)).blocks_by_state
+    await executor.sleep()
+    was_asleep = executor.is_asleep
+    with pytest.raises(NotNowError, match="asleep"):
+        await collect(executor.submit(request("early")))
+    await executor.wake_up()
+    assert (was_asleep, executor.is_asleep) == (True, False)
+    assert tokens(await collect(executor.submit(request("late")))) == expected((1, 2, 3), 4)
+    assert (await audited(executor)).blocks_by_state == free
+
+
+async def test_a_profile_leaves_a_file_a_rank(executor: GenerationExecutor, tmp_path: Path) -> None:
+    await executor.start_profile(str(tmp_path / "trace.json"))
+    await collect(executor.submit(request("profiled", max_tokens=8)))
+    files = await executor.stop_profile()
+    assert len(files) == len(await executor.collective_rpc("describe"))
+    assert [os.path.getsize(file.path) for file in files] == [file.num_bytes for file in files]
+
+
+async def test_statistics_come_to_whoever_listens(executor: GenerationExecutor) -> None:
+    with executor.subscribe_stats() as steps:
+        await collect(executor.submit(request("seen", max_tokens=6)))
+        indexes = [(await anext(steps)).step_index for _ in range(5)]
+    assert indexes == sorted(set(indexes))
+    built = (await executor.audit()).counters["engine_stats_built"]
+    await collect(executor.submit(request("unseen")))
+    assert (await executor.audit()).counters["engine_stats_built"] == built
