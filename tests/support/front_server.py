@@ -23,8 +23,8 @@ from executor.engine.scripted_model import scripted_completion
 from protos import control_pb2 as cpb
 from protos import control_pb2_grpc, inference_pb2_grpc
 from protos import inference_pb2 as pb
-from protos.control_codec import ledger_from_proto
-from protos.messages import LedgerAudit
+from protos.control_codec import ledger_from_proto, server_info_from_proto
+from protos.messages import LedgerAudit, ServerInfo
 from protos.tokens import pack_token_ids
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,11 +144,16 @@ class FrontServer:
         return fresh[0]
 
     def ledger(self, channel: grpc.Channel) -> LedgerAudit:
+        return ledger_from_proto(self._control(channel, "GetLedger", cpb.GetLedgerRequest()))
+
+    def info(self, channel: grpc.Channel) -> ServerInfo:
+        answer = self._control(channel, "GetServerInfo", cpb.GetServerInfoRequest())
+        return server_info_from_proto(answer)
+
+    def _control(self, channel: grpc.Channel, method: str, message: Any) -> Any:
         metadata = ((CONTROL_METADATA_KEY, self.secret.control_token()),)
         control = control_pb2_grpc.ControlStub(channel)  # type: ignore[no-untyped-call]
-        return ledger_from_proto(
-            control.GetLedger(cpb.GetLedgerRequest(), metadata=metadata, timeout=10)
-        )
+        return getattr(control, method)(message, metadata=metadata, timeout=10)
 
     def metrics(self) -> list[str]:
         """The text that each frontend tells, in no order."""

@@ -117,6 +117,9 @@ def test_three_frontends_serve_one_port_and_know_each_others_requests(serve: Ser
     with pytest.raises(grpc.RpcError) as ended:
         list(stream)
     assert ended.value.code() is grpc.StatusCode.CANCELLED
+    infos = [server.info(channel) for channel in channels.values()]
+    told = {(info.name, info.incarnation, info.address, info.state) for info in infos}
+    assert told == {("generation-0", infos[0].incarnation, server.address, "ready")}
     pages = server.metrics()
     assert len(pages) == 3
     assert all('baton_requests_total{outcome="ok",role="generation"} 1.0' in p for p in pages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 import signal
@@ -247,6 +248,30 @@ def test_a_wrong_secret_is_told_as_one(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "does not match" in done.stderr
     assert "--secret-file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "flags"),
+    [
+        ("context", "context_server.__main__", ("--frontends", "3")),
+        ("generation", "generation_server.__main__", ("--frontends", "2")),
+        ("worker", "executor.attach.worker_server", ("--listen", "10.0.0.1:8301")),
+        ("router", "router.__main__", ()),
+    ],
+)
+def test_a_servers_flags_reach_it(
+    command: str, module: str, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    main = importlib.import_module(module)
+
+    def noted(argv: list[str]) -> int:
+        asked.append(argv)
+        return 70
+
+    monkeypatch.setattr(main, "main", noted)
+    assert run(command, "--config", "x.yaml", *flags, "--log-level", "debug").exit_code == 70
+    assert asked == [["--config", "x.yaml", "--log-level", "debug", *flags]]
 
 
 def test_a_misspelt_key_names_the_nearest(tmp_path: Path) -> None:
