@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,9 @@ import pytest
 
 from executor.config import EngineConfig, ExecutorConfig, WorldConfig
 from executor.executor import GenerationExecutor
+from executor.health import HealthBounds
 from executor.world import ray_launcher
-from protos.errors import ConfigError, EngineDeadError
+from protos.errors import ConfigError, EngineDeadError, ServerUnavailableError
 from tests.support import ray_cluster
 from tests.support.executor_scripted import collect, config, request, running, tokens
 
@@ -163,6 +165,20 @@ async def test_the_death_of_what_stands_between(address: str, victim: str) -> No
     """The actor takes its rank along, the driver its actors; nothing is orphaned."""
     async with running(on_ray(address=address)) as executor:
         await assert_dies(executor, lambda: process_named(victim).kill())
+
+
+async def test_a_rank_that_stands_still_is_given_up_and_killed(address: str) -> None:
+    """A stopped process hears of no pipe's end: only a signal that cannot be held off ends it."""
+    health = HealthBounds(silence_s=0.5, stall_s=0.5, give_up_s=1.0)
+    async with running(on_ray(address=address), health=health, heartbeat_s=0.1) as executor:
+        result = executor.submit(request(max_tokens=5000))
+        await anext(result)
+        os.kill(executor.worker_pids[0], signal.SIGSTOP)
+        async with asyncio.timeout(TIMES_ALLOWED * health.silence_s):
+            with pytest.raises(ServerUnavailableError, match="has said nothing"):
+                await collect(result)
+        async with asyncio.timeout(TIMES_ALLOWED * health.give_up_s):
+            await executor.wait_dead()
 
 
 async def test_the_death_of_a_node(address: str) -> None:
