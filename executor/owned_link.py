@@ -3,6 +3,9 @@
 The world (executor/world) starts the ranks, sees their death and ends them. This adds the
 owner's own lane to rank 0: over ipc in a private folder whose files are forgotten before the
 model loads, over tcp where ranks may be on other hosts.
+
+A process of the world that dies on this host ends all that is pending within 1 s; a rank that
+stands still, or dies on a host whose launcher cannot tell, by `health`.
 """
 
 from __future__ import annotations
