@@ -181,7 +181,7 @@ class BrokerTable:
                     limit=PROTOCOL,
                 ),
             )
-        hindrance = self._hindrance(message.nonce)
+        hindrance = self._hindrance(message.nonce, now_s)
         if hindrance is not None:
             return hindrance
         self._num_cookies += 1
@@ -197,11 +197,13 @@ class BrokerTable:
 
     def _on_asked(self, event: Asked, now_s: float) -> list[Effect]:
         message = event.message
-        if not self._take_cookie(event, now_s):
+        if not self._is_good(event, now_s):
             return []
-        hindrance = self._hindrance(message.nonce)
+        hindrance = self._hindrance(message.nonce, now_s)
         if hindrance is not None:
             return [Answer(event.route, event.key_id, hindrance)]
+        self._used[message.cookie] = None
+        self._used_until.append((now_s + self.bounds.cookie_s, message.cookie))
         frontend_id = self._next_id
         self._next_id += 1
         key = lane_key(self.keys[event.key_id], message.nonce, message.cookie, frontend_id)
@@ -213,27 +215,25 @@ class BrokerTable:
         num_buckets = min(max(message.num_buckets, 0), BUCKETS_MAX)
         return [OpenLane(frontend_id, key, silence_s, num_buckets)]
 
-    def _take_cookie(self, event: Asked, now_s: float) -> bool:
-        """Ours, for this very caller, young, and not seen before."""
+    def _is_good(self, event: Asked, now_s: float) -> bool:
+        """Its cookie is ours, for this very caller, young, and has not served yet."""
         cookie = event.message.cookie
         head, tag = cookie[:COOKIE_HEAD_BYTES], cookie[COOKIE_HEAD_BYTES:]
         if not hmac.compare_digest(tag, self._cookie_tag(head, event, event.message.nonce)):
             self.num_forged += 1
             return False
-        while self._used_until and self._used_until[0][0] < now_s:
-            del self._used[self._used_until.popleft()[1]]
         if now_s - int.from_bytes(head[:8], "little") / 1e6 > self.bounds.cookie_s:
             self.num_stale += 1
             return False
-        if cookie in self._used or len(self._used) >= self.bounds.used_cookies_max:
+        if cookie in self._used:
             self.num_replayed += 1
             return False
-        self._used[cookie] = None
-        self._used_until.append((now_s + self.bounds.cookie_s, cookie))
         return True
 
-    def _hindrance(self, nonce: bytes) -> FromBroker | None:
+    def _hindrance(self, nonce: bytes, now_s: float) -> FromBroker | None:
         """Why nobody can be let in now."""
+        while self._used_until and self._used_until[0][0] < now_s:
+            del self._used[self._used_until.popleft()[1]]  # stale: its age keeps it out by now
         if self._cause:
             return self._refusal(nonce, EngineDeadError(f"the world has ended: {self._cause}"))
         if self._world is None:
@@ -244,7 +244,8 @@ class BrokerTable:
         if len(self._frontends) >= self.bounds.frontends_max:
             limit = self.bounds.frontends_max
             return self._refusal(nonce, _full(f"serves {limit} frontends already", limit))
-        if self._num_opening() >= self.bounds.opening_max:
+        is_full = len(self._used) >= self.bounds.used_cookies_max
+        if is_full or self._num_opening() >= self.bounds.opening_max:
             return Wait(nonce, "many others are attaching")
         return None
 
