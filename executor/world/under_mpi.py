@@ -80,9 +80,10 @@ def main(argv: Sequence[str]) -> int:
     forget_shared_memory()
     if job.rank == 0:
         return _lead(mpi, Command(argv, greeting))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # mpirun tells all; the command judges for all
     data = broadcast(job, None, root=0)
-    status = run_rank(read_all(data)[job.rank]) if data else 0
+    status = run_rank(read_all(data)[job.rank], keeps_signals=True) if data else 0
     return status or _part(mpi, None)
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[2]
 MPIRUN = Path(sys.executable).parent / "mpirun"
 SERVER = """
-import asyncio, sys, logging
+import asyncio, signal, sys, logging
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 from tests.support.executor_scripted import collect, request, running, tokens
 from tests.support.worlds import ranked
@@ -34,6 +34,11 @@ async def main():
         )
         print("ucx", *(bool(facts["wires"]) for facts in checked))
         print("tokens", len(tokens(await collect(executor.submit(request())))), flush=True)
+        if sys.argv[1] == "term":
+            told = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+            print("waits", flush=True)
+            await told.wait()
         if sys.argv[1] == "wait":
             try:
                 await collect(executor.submit(request("long", max_tokens=8000, deadline_s=300.0)))
@@ -110,6 +115,18 @@ def test_a_server_that_is_killed_takes_the_job_with_it(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.close()
     assert all_gone(pids)
+
+
+def test_a_sigterm_to_the_job_is_the_servers_to_judge() -> None:
+    """Guards: members that end by themselves when mpirun passes the signal on to every rank,
+    and a job that is then torn down in the middle of the server's orderly end."""
+    process = job(sys.executable, "-c", SERVER, "term")
+    words(process, "waits")
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None
+    output = process.stdout.read()
+    process.stdout.close()
+    assert process.wait(20) == 0, output
 
 
 def test_a_command_that_starts_no_world_ends_the_job_with_its_status() -> None:
