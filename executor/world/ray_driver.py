@@ -34,6 +34,7 @@ from executor.world.ray_messages import (
     Refused,
     read_driver_orders,
 )
+from protos.errors import ConfigError
 
 RANK_MODULE = "executor.world.ray_rank"
 OBJECT_STORE_BYTES = 80 << 20
@@ -43,12 +44,6 @@ DYING_S = 0.2
 """From SIGKILL until a process writes no more files."""
 AFTER_DEATH_S = 1.0
 """Our own end is no part of a rank's death: the owner, who ends us then, hears of that first."""
-
-
-class RefusedError(Exception):
-    def __init__(self, field: str, words: str) -> None:
-        super().__init__(words)
-        self.field = field
 
 
 class Driver:
@@ -65,8 +60,8 @@ class Driver:
             self._join()
             self._say(Joined())
             agents = self._place()
-        except RefusedError as error:
-            self._say(Refused(error.field, str(error)))
+        except ConfigError as error:
+            self._say(Refused(error.field or "", error.message))
             return 1
         self._say(Placed())
         watches = [
@@ -102,10 +97,10 @@ class Driver:
             words = f"no Ray cluster could be {what}: {type(error).__name__}: {_first_line(error)}"
             if orders.address:
                 words += " (RAY_AUTH_MODE and the like are taken from the environment)"
-            raise RefusedError("executor.ray_address", words) from error
+            raise ConfigError(words, field="executor.ray_address") from error
 
     def _place(self) -> list[Any]:
-        """Raises RefusedError where there is no room."""
+        """Raises ConfigError where there is no room."""
         self._check_room()
         num_ranks = len(self._orders.ranks)
         agent_class = self._ray.remote(RankAgent).options(
@@ -128,7 +123,7 @@ class Driver:
             ) from None
         except Exception as error:
             words = f"an actor could not start its rank: {_first_line(error)}"
-            raise RefusedError("executor.ray_address", words) from error
+            raise ConfigError(words, field="executor.ray_address") from error
         return agents
 
     def _check_room(self) -> None:
@@ -142,11 +137,11 @@ class Driver:
         if any(total.get(name, 0) < amount for name, amount in needed.items()):
             raise self._no_room(f"but the Ray cluster has {_amounts(total)}")
 
-    def _no_room(self, why: str) -> RefusedError:
+    def _no_room(self, why: str) -> ConfigError:
         orders, num_gpus = self._orders, self._orders.num_gpus_per_rank
         each = f"{orders.num_cpus_per_rank} CPU" + (f" and {num_gpus} GPU" if num_gpus else "")
         words = f"{len(orders.ranks)} rank(s) of {each} each are asked for, {why}"
-        return RefusedError("executor.world.num_ranks", words)
+        return ConfigError(words, field="executor.world.num_ranks")
 
     def _watch(self, rank: int, agent: Any) -> None:
         """On a thread of its own; whoever does not answer is judged by his rank's heartbeat."""
