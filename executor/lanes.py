@@ -6,7 +6,7 @@ A closed lane is gone for good; the loop is told and ends its requests.
 
 Sockets of answers are used under one lock by the loop and the heart; sockets of
 requests belong to the receiving thread. Nobody waits for a frontend that does
-not read, unless it is the only one: then the engine may as well wait for it.
+not read, unless it is the owner and the only one: then the engine may as well wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from executor.ipc import (
     FrameSender,
     open_pair,
 )
-from executor.lane import LaneSpec
+from executor.lane import OWNER_ID, LaneSpec
 from executor.messages import (
     Batch,
     Heartbeat,
@@ -307,10 +307,10 @@ class Lanes:
         return len(self._lanes)
 
     def _send(self, lane: WorkerLane, message: ToProxy) -> bool:
-        """False where the caller should wait: the frontend is the only one, and slow."""
+        """False where the caller should wait: the frontend is the owner, alone and slow."""
         if lane.send(message):
             return True
-        if len(self._lanes) == 1:
+        if len(self._lanes) == 1 and lane.spec.frontend_id == OWNER_ID:
             return False
         lane.backlog.append(message)
         if len(lane.backlog) > self._queue_messages_max:
