@@ -54,9 +54,9 @@ async def batched_wakes(plan: Plan) -> dict[str, float]:
             functools.partial(single.window, NUM_ACTIVE, plan.span),
         )
     return {
-        f"cpu_us_per_token_{NUM_ACTIVE}_one_wake_a_step": on.cpu_us_per_token,
+        f"cpu_us_per_token_{NUM_ACTIVE}_batched_wakes": on.cpu_us_per_token,
         f"cpu_us_per_token_{NUM_ACTIVE}_one_wake_a_token": off.cpu_us_per_token,
-        f"added_p50_us_{NUM_ACTIVE}_one_wake_a_step": on.p50_us,
+        f"added_p50_us_{NUM_ACTIVE}_batched_wakes": on.p50_us,
         f"added_p50_us_{NUM_ACTIVE}_one_wake_a_token": off.p50_us,
     }
 
@@ -137,13 +137,14 @@ class _OneCallEach(Dispatcher[ToProxy]):
         *,
         on_messages: Callable[[list[ToProxy]], None],
         on_crash: Callable[[Exception], None],
+        in_turns: Callable[[list[ToProxy]], list[list[ToProxy]]],
     ) -> None:
         def on_each(messages: list[ToProxy]) -> None:
             for message in messages:
                 for part in _parts(message):
                     loop.call_soon_threadsafe(on_messages, [part])
 
-        super().__init__(receiver, loop, on_messages=on_each, on_crash=on_crash)
+        super().__init__(receiver, loop, on_messages=on_each, on_crash=on_crash, in_turns=in_turns)
 
 
 def _parts(message: ToProxy) -> list[ToProxy]:

@@ -31,6 +31,7 @@ from executor.lane import OWNER_ID, LaneSpec
 from executor.limits import ExecutorLimits
 from executor.messages import ToProxy
 from executor.request_queue import RequestQueue
+from executor.turns import in_turns
 
 _TO_PROXY: Any = ToProxy
 
@@ -71,6 +72,7 @@ class ProxyChannel:
             loop,
             on_messages=on_messages,
             on_crash=on_crash,
+            in_turns=in_turns,
         )
         self._dispatcher.start()
         self._is_closed = False

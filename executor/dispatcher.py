@@ -1,15 +1,17 @@
-"""The proxy's reading of its result socket, on the event loop: frames in, batches out.
+"""The reading of a socket on the event loop: frames in, batches of messages out.
 
 Life: `start` to `stop`, or to a crash, which is reported once and never mended
 by a silent restart. There is no thread between: the loop hears of new frames by
-the socket's descriptor, so a step's responses cost it one call. What the loop
-does not take stays in the socket, whose bound the worker feels.
+the socket's descriptor. What it reads at a time is handed on in turns, between
+which the others on the loop have theirs; nothing is read before the last of them.
+What the loop does not read stays in the socket, whose bound the sender feels.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -17,12 +19,16 @@ from executor.ipc import FrameReceiver
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-FRAMES_A_TURN_MAX = 16
-"""Then the others on the loop have their turn: whoever was woken reads before more comes."""
+FRAMES_MAX = 16
+"""So many are read at a time."""
+
+
+def in_one_turn(messages: list[T]) -> list[list[T]]:
+    return [messages]
 
 
 class Dispatcher(Generic[T]):
-    """Everything here runs on `loop`."""
+    """Everything here runs on `loop`. `in_turns` cuts what was read at a time."""
 
     def __init__(
         self,
@@ -31,11 +37,14 @@ class Dispatcher(Generic[T]):
         *,
         on_messages: Callable[[list[T]], None],
         on_crash: Callable[[Exception], None],
+        in_turns: Callable[[list[T]], list[list[T]]] = in_one_turn,
     ) -> None:
         self._receiver = receiver
         self._loop = loop
         self._on_messages = on_messages
         self._on_crash = on_crash
+        self._in_turns = in_turns
+        self._turns: deque[list[T]] = deque()
         self._fd = -1
         self._is_held = False
         self._is_scheduled = False
@@ -46,7 +55,7 @@ class Dispatcher(Generic[T]):
         self._listen()
 
     def hold(self, is_held: bool) -> None:
-        """Read nothing for a while; what comes stays in the socket."""
+        """Hand nothing on for a while; what comes stays in the socket."""
         if self._fd < 0 or is_held == self._is_held:
             return
         self._is_held = is_held
@@ -60,6 +69,7 @@ class Dispatcher(Generic[T]):
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             self._fd = -1
+        self._turns.clear()
         self._receiver.socket.close(linger=0)
 
     def _listen(self) -> None:
@@ -84,13 +94,19 @@ class Dispatcher(Generic[T]):
             return
         self.num_wakes += 1
         try:
-            messages = self._receiver.drain(FRAMES_A_TURN_MAX)
-            if messages:
-                self._on_messages(messages)
+            if not self._turns:
+                self._read()
+            if self._turns:
+                self._on_messages(self._turns.popleft())
         except Exception as error:
             logger.exception("reading the results crashed")
             self.stop()
             self._on_crash(error)
             return
-        if self._receiver.may_have_more:
+        if self._turns or self._receiver.may_have_more:
             self._schedule()
+
+    def _read(self) -> None:
+        messages = self._receiver.drain(FRAMES_MAX)
+        if messages:
+            self._turns.extend(self._in_turns(messages))

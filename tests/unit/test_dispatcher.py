@@ -9,9 +9,11 @@ from typing import Any
 
 import zmq
 
-from executor.dispatcher import FRAMES_A_TURN_MAX, Dispatcher
+from executor.dispatcher import FRAMES_MAX, Dispatcher, in_one_turn
+from executor.engine.seam import EngineOutput
 from executor.ipc import TO_WORKER, FrameOpener, FrameReceiver, FrameSealer, FrameSender
-from executor.messages import Cancel, ToWorker
+from executor.messages import Cancel, Heartbeat, Outputs, ToProxy, ToWorker
+from executor.turns import OUTPUTS_A_TURN_MAX, in_turns
 
 KEY = b"k" * 32
 UNION: Any = ToWorker
@@ -20,7 +22,9 @@ Messages = list[ToWorker]
 
 @contextlib.contextmanager
 def dispatching(
-    on_messages: Callable[[Messages], None], on_crash: Callable[[Exception], None]
+    on_messages: Callable[[Messages], None],
+    on_crash: Callable[[Exception], None],
+    in_turns: Callable[[Messages], list[Messages]] = in_one_turn,
 ) -> Iterator[FrameSender]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     theirs, ours = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
@@ -28,7 +32,11 @@ def dispatching(
     ours.connect("inproc://results")
     receiver: FrameReceiver[ToWorker] = FrameReceiver(ours, FrameOpener(KEY, TO_WORKER, UNION))
     dispatcher = Dispatcher(
-        receiver, asyncio.get_running_loop(), on_messages=on_messages, on_crash=on_crash
+        receiver,
+        asyncio.get_running_loop(),
+        on_messages=on_messages,
+        on_crash=on_crash,
+        in_turns=in_turns,
     )
     dispatcher.start()
     try:
@@ -50,13 +58,13 @@ async def test_a_burst_comes_in_turns_that_let_others_run() -> None:
     """Guards: frames left in the socket because its descriptor only tells of news; a burst
     that keeps the loop from everybody else."""
     batches: list[Messages] = []
-    num_frames = 3 * FRAMES_A_TURN_MAX + 1
+    num_frames = 3 * FRAMES_MAX + 1
     crashes: list[Exception] = []
     with dispatching(batches.append, crashes.append) as sender:
         for index in range(num_frames):
             assert sender.send(Cancel(index))
         await settle(lambda: sum(map(len, batches)) == num_frames)
-        assert [len(batch) for batch in batches] == [FRAMES_A_TURN_MAX] * 3 + [1]
+        assert [len(batch) for batch in batches] == [FRAMES_MAX] * 3 + [1]
         assert [message for batch in batches for message in batch] == [
             Cancel(index) for index in range(num_frames)
         ]
@@ -75,8 +83,58 @@ async def test_a_crash_is_reported_once_and_is_the_end() -> None:
         raise ValueError("no")
 
     with dispatching(fail, crashes.append) as sender:
-        for index in range(2 * FRAMES_A_TURN_MAX):
+        for index in range(2 * FRAMES_MAX):
             assert sender.send(Cancel(index))
         await settle(lambda: bool(crashes))
         await asyncio.sleep(0.01)
     assert (len(calls), [type(error) for error in crashes]) == (1, [ValueError])
+
+
+async def test_others_on_the_loop_run_between_the_turns_of_a_batch() -> None:
+    """Guards: the first of a thousand streams that reads only once the last was dealt with;
+    a new frame that overtakes what waits for its turn."""
+    events: list[str] = []
+    loop = asyncio.get_running_loop()
+
+    def on_messages(messages: Messages) -> None:
+        for message in messages:
+            assert isinstance(message, Cancel)
+            events.append(f"handled {message.client_id}")
+            loop.call_soon(events.append, f"woken {message.client_id}")
+
+    def one_by_one(messages: Messages) -> list[Messages]:
+        return [[message] for message in messages]
+
+    crashes: list[Exception] = []
+    with dispatching(on_messages, crashes.append, one_by_one) as sender:
+        for index in range(FRAMES_MAX + 2):
+            assert sender.send(Cancel(index))
+        await settle(lambda: len(events) == 2 * (FRAMES_MAX + 2))
+    assert events == [
+        event for index in range(FRAMES_MAX + 2) for event in (f"handled {index}", f"woken {index}")
+    ]
+
+
+def outputs(first: int, num: int) -> tuple[EngineOutput, ...]:
+    return tuple(EngineOutput(request_id=first + index) for index in range(num))
+
+
+def test_turns_hold_everything_once_and_in_order() -> None:
+    """Guards: an acceptance or a bucket that comes with every part, or with none."""
+    size = OUTPUTS_A_TURN_MAX
+    many = Outputs((1, 2), outputs(0, 2 * size + 5), ((0, b"x"),))
+    few = Outputs((), outputs(100, 3))
+    messages: list[ToProxy] = [Heartbeat(1, True), many, few, Heartbeat(2, False)]
+    turns = in_turns(messages)
+    assert turns == [
+        [Heartbeat(1, True)],
+        [Outputs((1, 2), many.outputs[:size], ((0, b"x"),))],
+        [Outputs((), many.outputs[size : 2 * size])],
+        [Outputs((), many.outputs[2 * size :]), few, Heartbeat(2, False)],
+    ]
+
+
+def test_what_is_little_comes_in_one_turn() -> None:
+    """Guards a call of the loop for each of few streams."""
+    messages: list[ToProxy] = [Outputs((), outputs(0, 2)), Outputs((3,), ()), Heartbeat(1, True)]
+    assert in_turns(messages) == [messages]
