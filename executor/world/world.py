@@ -132,6 +132,7 @@ class World:
         `on_assembled` is awaited when every rank is there, connected, and has yet to load.
         """
         started_at_s = self._loop.time()
+        self._set_timer()  # not even a first HELLO may come
         await self._launcher.launch(self._orders(), self._look)
         self._is_launched = True
         self._look()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -181,6 +182,23 @@ async def until_opened(world: World) -> None:
             assert (await world.open_lane(LANE)).requests_endpoint == "tcp://taken:2"
             return
     raise AssertionError("rank 0 cannot be reached any more")
+
+
+async def test_a_world_from_which_nobody_is_ever_heard_is_given_up_in_time() -> None:
+    """Guards: a bound that starts to count with the first HELLO."""
+    launcher = FarLauncher(scripted_identity(config()))
+    launcher.is_mute = True
+    world = World(
+        ranked(2),
+        name="far",
+        limits=dataclasses.replace(HASTY, hello_s_max=0.3),
+        launcher=launcher,
+        on_dead=lambda _: None,
+    )
+    with pytest.raises(EngineDeadError, match=r"rank 0, rank 1 did not start within 0\.3 s"):
+        await asyncio.wait_for(world.start(lambda _: None), ALLOWANCE)
+    assert launcher.num_kills == 1
+    assert await world.stop() == ()
 
 
 @pytest.mark.parametrize("refusal", [ConfigError("no place"), EngineDeadError("no cluster")])

@@ -101,6 +101,7 @@ class FarLauncher(Launcher):
         self.refusal = refusal
         self.ranks: list[FarRank] = []
         self.num_kills = 0
+        self.is_mute = False
 
     async def launch(self, orders: Sequence[Orders], on_exit: Callable[[], None]) -> None:
         if self.refusal is not None:
@@ -108,7 +109,8 @@ class FarLauncher(Launcher):
         self.ranks = [FarRank(order, self.identity) for order in orders]
         self.ranks[0].members = self.ranks[1:]
         for rank in reversed(self.ranks):
-            rank.come_up()
+            if not self.is_mute:
+                rank.come_up()
 
     def exits(self) -> tuple[Exit, ...]:
         return ()

@@ -81,6 +81,27 @@ async def test_a_death_during_the_load_is_seen_at_once(launcher: str, victim: in
     assert all_gone(pids)
 
 
+BROKEN = """
+import sys
+if "executor.world.mpi_rank" in sys.orig_argv:
+    raise ImportError("no UCX in this rank")
+def load_library():
+    pass
+"""
+
+
+async def test_a_rank_that_does_not_even_reach_mpi_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards: MPI's spawn, which spins for ever where a rank ends before it joined."""
+    (tmp_path / "libucx.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    started_at_s = time.monotonic()
+    with pytest.raises(EngineDeadError, match="no UCX in this rank"):
+        await GenerationExecutor.create(ranked("mpi", 2), name="x")
+    assert time.monotonic() - started_at_s < 4 * ALLOWANCE
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 async def test_a_cancelled_start_leaves_nothing(launcher: str) -> None:
     """Before a single rank has spoken: who alone knows them must end them."""
