@@ -23,7 +23,7 @@ def cluster() -> Iterator[Callable[[], str]]:
 
         def address() -> str:
             if not addresses:
-                addresses.append(stack.enter_context(ray_cluster.started()))
+                addresses.append(stack.enter_context(ray_cluster.started()).address)
             return addresses[0]
 
         yield address

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.support import executor_baseline
 
@@ -24,9 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 NUM_CPUS = 2
 
 
+class Cluster(NamedTuple):
+    address: str
+    """To join at."""
+    pid: int
+    """Of the process from which all of it descends."""
+
+
 @contextlib.contextmanager
-def started() -> Iterator[str]:
-    """The address to join at."""
+def started() -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="rc-", ignore_cleanup_errors=True) as folder:
         token = Path(folder) / "token"
         token.write_text(secrets.token_hex(32))
@@ -44,7 +50,7 @@ def started() -> Iterator[str]:
         os.environ.update(settings)
         try:
             assert process.stdout is not None
-            yield process.stdout.readline().decode().strip()
+            yield Cluster(process.stdout.readline().decode().strip(), process.pid)
         finally:
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})

@@ -39,18 +39,23 @@ def on_ray(engine: EngineConfig = SLOW, num_ranks: int = 1, address: str = "") -
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with ray_cluster.started() as address:
-        yield address
+def cluster() -> Iterator[ray_cluster.Cluster]:
+    with ray_cluster.started() as cluster:
+        yield cluster
 
 
-def process_named(*words: str) -> psutil.Process:
-    """The one of our descendants whose command has one of these words."""
-    for process in psutil.Process().children(recursive=True):
+@pytest.fixture(scope="module")
+def address(cluster: ray_cluster.Cluster) -> str:
+    return cluster.address
+
+
+def process_named(word: str, root: int | None = None) -> psutil.Process:
+    """The one of our descendants, or of the root's, whose command has this word."""
+    for process in psutil.Process(root).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it ends just now
-            if any(word in " ".join(process.cmdline()) for word in words):
+            if word in " ".join(process.cmdline()):
                 return process
-    raise AssertionError(f"no process has {words}")
+    raise AssertionError(f"no process has {word}")
 
 
 async def assert_dies(executor: GenerationExecutor, kill: Callable[[], None]) -> None:
@@ -77,7 +82,7 @@ async def test_two_ranks_in_a_cluster_of_our_own_that_goes_with_them() -> None:
         assert len(tokens(await collect(executor.submit(request())))) == 4
         checked = await executor.collective_rpc("check_transport", **UCX)
         assert [bool(facts["wires"]) for facts in checked] == [True, True]
-        assert "raylet" in " ".join(process_named("raylet").cmdline())
+        assert process_named("baton-ray-").is_running()  # the cluster's, in our folder
     assert dict(os.environ) == environment
     assert home.exists() == had_home
     assert "ray" not in sys.modules
@@ -181,12 +186,12 @@ async def test_a_rank_that_stands_still_is_given_up_and_killed(address: str) -> 
             await executor.wait_dead()
 
 
-async def test_the_death_of_a_node(address: str) -> None:
+async def test_the_death_of_a_node(cluster: ray_cluster.Cluster) -> None:
     """Its raylet is killed, and with it all that Ray has started there. The last test: nobody
     uses this cluster again."""
 
     def kill() -> None:
-        process_named("raylet/raylet").kill()
+        process_named("raylet/raylet", cluster.pid).kill()
 
-    async with running(on_ray(address=address)) as executor:
+    async with running(on_ray(address=cluster.address)) as executor:
         await assert_dies(executor, kill)
