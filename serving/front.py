@@ -62,6 +62,7 @@ def pack_orders(orders: FrontOrders) -> bytes:
 
 
 def read_orders(descriptor: int) -> FrontOrders:
-    """All that comes until the launcher closes its end."""
-    with os.fdopen(descriptor, "rb") as file:
+    """All that comes until the launcher closes its end. The descriptor stays open: it may be
+    standard input, whose number nothing else should get."""
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
         return msgspec.msgpack.decode(file.read(), type=FrontOrders)

@@ -28,10 +28,11 @@ from protos import inference_pb2 as pb
 from protos.errors import EngineDeadError
 from protos.tokens import pack_token_ids
 from serving.run import ServerProcess
-from tests.support.attach_world import attached
+from tests.support.attach_world import attached, shared_world
 from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import collect, request, tokens
 from tests.support.serving_double import running_server
+from tests.support.worlds import ranked
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,6 +135,26 @@ async def test_a_death_is_seen_by_all_that_are_attached(who: str, command: Comma
     assert command.process is not None
     code = await asyncio.wait_for(command.process.wait(), 15)
     assert code == (70 if who == "rank 0" else -signal.SIGKILL)
+
+
+@pytest.mark.parametrize("form", ["attach", "rpc"])
+async def test_the_death_of_any_rank_is_told_to_all_with_its_name(form: str) -> None:
+    """No frontend sees the other ranks: the owner does, and says which it was."""
+    async with (
+        shared_world(ranked("spawn", 2, step_ms=2.0), form=form) as world,
+        attached(world.point, 3) as fronts,
+    ):
+        results = [
+            fronts[i % 3].submit(request(f"r{i}", max_tokens=5000)) for i in range(NUM_PENDING)
+        ]
+        await anext(results[0])
+        member = world.owner.worker_pids[1]
+        os.kill(member, signal.SIGKILL)
+        killed_at_s = time.monotonic()
+        ends = await asyncio.gather(*map(collect, results), return_exceptions=True)
+        assert time.monotonic() - killed_at_s < TIMES_ALLOWED * BOUND_S
+        (told,) = {str(end) for end in ends}
+        assert f"rank 1 (process {member}) was killed by SIGKILL" in told
 
 
 async def test_sigterm_lets_run_what_is_short_and_tells_the_rest(command: Command) -> None:

@@ -34,8 +34,8 @@ def test_a_frontend_is_told_its_seat_by_a_descriptor() -> None:
     os.write(writer, pack_orders(orders))
     os.close(writer)
     told = read_orders(reader)
+    os.close(reader)
     assert told == orders
-    assert told.point == msgspec.structs.replace(orders).point
     assert told.point.keys.keys == {"local": b"k" * 32}
     seat = told.seat(config(metrics_listen="127.0.0.1:9000"))
     assert (seat.listen, seat.metrics_listen) == ("127.0.0.1:8123", "127.0.0.1:9002")
