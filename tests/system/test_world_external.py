@@ -54,10 +54,18 @@ def leave_nothing() -> Iterator[None]:
         yield
 
 
-def job(*command: str) -> subprocess.Popen[str]:
-    entry = [sys.executable, "-m", "executor.world.under_mpi", *command]
+ENTRY = ("-m", "executor.world.under_mpi")
+SPREAD = """
+import sys
+from executor.world import under_mpi
+under_mpi._spans_hosts = lambda mpi: True
+under_mpi.end(under_mpi.main(sys.argv[1:]))
+"""
+
+
+def job(*command: str, entry: tuple[str, str] = ENTRY) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [str(MPIRUN), "-n", "2", *entry],
+        [str(MPIRUN), "-n", "2", sys.executable, *entry, *command],
         cwd=ROOT,
         env={**os.environ, "PATH": f"{MPIRUN.parent}:{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
@@ -75,8 +83,12 @@ def words(process: subprocess.Popen[str], first: str) -> list[str]:
     raise AssertionError(f"the job ended without a line {first!r}")
 
 
-def test_the_ranks_of_an_outer_job_serve_and_the_job_ends_with_the_servers_status() -> None:
-    process = job(sys.executable, "-c", SERVER, "end")
+@pytest.mark.parametrize("entry", [ENTRY, ("-c", SPREAD)], ids=["one-host", "as-over-hosts"])
+def test_the_ranks_of_an_outer_job_serve_and_the_job_ends_with_the_servers_status(
+    entry: tuple[str, str],
+) -> None:
+    """Over hosts everything crosses tcp, as it does here in the second case."""
+    process = job(sys.executable, "-c", SERVER, "end", entry=entry)
     assert process.stdout is not None
     output = process.stdout.read()
     assert process.wait(20) == 0, output
