@@ -234,7 +234,8 @@ class ServerProcess:
     async def start_serving(self) -> Serving:
         """Load the tokenizer, then start the engine's worker. Raises ConfigError first."""
         config = self._config.engine_here()
-        await asyncio.to_thread(check_model, config, "engine.model")
+        if self._point is None:  # else the model is looked at where the engine is
+            await asyncio.to_thread(check_model, config, "engine.model")
         tokenizer = await asyncio.to_thread(load_own_tokenizer, config)
         executor = await GenerationExecutor.create(
             config,

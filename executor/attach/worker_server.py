@@ -36,6 +36,7 @@ from executor.attach.owner import share_engine
 from executor.attach.point import cluster_keys
 from executor.attach.worker_config import WorkerConfig
 from executor.limits import ExecutorLimits
+from executor.preflight import check_model
 from executor.proxy import Proxy
 from protos.errors import BatonError, ConfigError
 
@@ -102,6 +103,7 @@ class WorkerServer:
         config = self._config
         address = f"{config.listen.rpartition(':')[0]}:{broker.port}"
         self._log.info("starting", listen=address)
+        await asyncio.to_thread(check_model, config.engine, "engine.model")
         start = asyncio.create_task(
             share_engine(
                 config.engine_here(),

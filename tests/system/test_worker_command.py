@@ -203,9 +203,10 @@ async def test_another_clusters_secret_is_told_by_name(command: Command) -> None
 
 
 async def test_servers_serve_by_an_engine_elsewhere(command: Command, tmp_path: Path) -> None:
-    """Two whole servers on one worker: `engine.executor.rpc_address` is all that they need."""
+    """Two whole servers on one worker: `engine.executor.rpc_address` is all that they need; a
+    model of their own only for their tokenizer."""
     await command.start()
-    engine = EngineConfig(engine="scripted", executor=ExecutorConfig(rpc_address=command.address))
+    engine = EngineConfig(executor=ExecutorConfig(rpc_address=command.address))
     ask = pb.GenerateRequest(
         token_ids=pack_token_ids((1, 2, 3)), sampling=pb.SamplingParams(max_tokens=9, seed=5)
     )
