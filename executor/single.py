@@ -27,13 +27,14 @@ from executor.engine.factory import create_engine
 from executor.engine.seam import Engine
 from executor.inbox import Inbox
 from executor.lane import OWNER_ID
+from executor.last_words import last_words
 from executor.limits import ExecutorLimits
 from executor.link import Link, LinkUser
 from executor.local_lane import InboxSender, LocalAnswers
 from executor.messages import Died, Stop, ToProxy
 from executor.request_queue import RequestQueue
 from executor.worker import Heart, Worker
-from protos.errors import BatonError, ConfigError, InternalError
+from protos.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 LINES_IN_MESSAGE_MAX = 8
@@ -90,7 +91,7 @@ class EngineThread(threading.Thread):
         else:
             self.trace = _lines_of(error)[-self._limits.log_lines_max :]
             logger.error("the engine's thread has failed:\n%s", "\n".join(self.trace))
-        self._answers.say(OWNER_ID, Died(_to_baton(error).to_data()))
+        self._answers.say(OWNER_ID, Died(last_words(error)))
 
     def _run_loop(self, worker: Worker) -> None:
         heart = Heart(worker, self._answers, self._limits.heartbeat_s)
@@ -230,9 +231,3 @@ class ThreadLink(Link):
 def _lines_of(error: BaseException) -> tuple[str, ...]:
     text = "".join(traceback.format_exception(error))
     return tuple(line for line in text.splitlines() if line.strip())
-
-
-def _to_baton(error: BaseException) -> BatonError:
-    if isinstance(error, BatonError):
-        return error
-    return InternalError(f"{type(error).__name__}: {error}")

@@ -19,6 +19,7 @@ from types import FrameType
 import zmq
 
 from executor.engine.seam import EngineIdentity
+from executor.last_words import last_words
 from executor.parent import EXIT_PARENT_GONE
 from executor.world.frames import Context, RankDealer, SocketBounds, open_dealer
 from executor.world.leading import Leading
@@ -40,7 +41,7 @@ from executor.world.messages import (
 from executor.world.orders import Orders, ProcessName
 from executor.world.owner_watch import OwnerWatch
 from executor.world.rank_link import RankLink
-from protos.errors import BatonError, ConfigError, InternalError
+from protos.errors import ConfigError
 
 EXIT_DIED = 1
 LINGER_MS = 1000
@@ -153,7 +154,7 @@ class Rank:
         else:
             traceback.print_exception(error)
         sys.stderr.flush()
-        data = _to_baton(error).to_data()
+        data = last_words(error)
         if isinstance(self._part, Leading):
             self._part.say_died(data)
         self._link.ask(RankDied(data), DiedAck, LAST_WORDS_S_MAX)
@@ -168,12 +169,6 @@ class Rank:
             self._link.wait_for(Leave, self._orders.bounds.leave_s_max)
         self._owner.disarm()
         self._link.close()
-
-
-def _to_baton(error: Exception) -> BatonError:
-    if isinstance(error, BatonError):
-        return error
-    return InternalError(f"{type(error).__name__}: {error}")
 
 
 def end(status: int) -> None:
