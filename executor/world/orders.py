@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +17,7 @@ import msgspec
 
 from executor.config import EngineConfig
 from executor.lane import LaneSpec
+from executor.limits import ExecutorLimits
 
 LENGTH_BYTES = 4
 
@@ -92,6 +94,46 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     dies_with_parent_thread: bool = False
     """Whether the kernel's parent-death signal may be armed: it fires when the
     *thread* that spawned us ends, so only a main thread may be trusted with it."""
+
+
+def make_orders(
+    config: EngineConfig,
+    *,
+    name: str,
+    limits: ExecutorLimits,
+    key: bytes,
+    status_endpoint: str,
+    status_curve_key: str,
+    leader_endpoint: str,
+    lane: LaneSpec | None,
+) -> list[Orders]:
+    """One for each rank, from the owner's own process and thread."""
+    bounds = RankBounds(
+        heartbeat_s=limits.heartbeat_s,
+        owner_silence_s_max=limits.health.give_up_s,
+        hello_s_max=limits.hello_s_max,
+        leave_s_max=limits.stop_live_s_max + limits.stop_dead_s_max,
+        queue_messages_max=limits.queue_messages_max,
+        message_bytes_max=limits.message_bytes_max,
+        tombstones_max=limits.tombstones_max,
+    )
+    num_ranks = config.executor.world.num_ranks
+    first = Orders(
+        config=config,
+        name=name,
+        rank=0,
+        num_ranks=num_ranks,
+        key=key,
+        status_endpoint=status_endpoint,
+        status_curve_key=status_curve_key,
+        leader_endpoint=leader_endpoint,
+        lane=lane,
+        owner=ProcessName.own(),
+        bounds=bounds,
+        dies_with_parent_thread=threading.current_thread() is threading.main_thread(),
+    )
+    members = (msgspec.structs.replace(first, rank=i, lane=None) for i in range(1, num_ranks))
+    return [first, *members]
 
 
 def pack_orders(orders: Orders) -> bytes:

@@ -11,11 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import threading
 from collections.abc import Awaitable, Callable
 from typing import assert_never
-
-import msgspec
 
 from executor.config import EngineConfig
 from executor.engine.seam import EngineIdentity
@@ -45,10 +42,10 @@ from executor.world.messages import (
     ToOwner,
     ToRank,
 )
-from executor.world.orders import Orders, ProcessName, RankBounds
+from executor.world.orders import Orders, ProcessName, make_orders
+from executor.world.roll import Roll
 from executor.world.status import StatusServer
 from executor.world.table import SHUT_DOWN, Phase, WorldBounds, WorldTable
-from executor.world.watch import RankWatch
 from protos.errors import (
     ConfigError,
     EngineDeadError,
@@ -102,10 +99,7 @@ class World:
             watches_leader=lane is None,
             started_at_s=self._loop.time(),
         )
-        self._hellos: dict[int, RankHello] = {}
-        self._watches: dict[int, RankWatch] = {}
-        self._num_joined = 1  # rank 0 has nobody to join
-        self._num_exits = 0
+        self._roll = Roll(self.num_ranks, self._launcher, self._look)
         self._first_error: ErrorData | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ticks_at_s = self._loop.time() + limits.heartbeat_s
@@ -139,7 +133,7 @@ class World:
         await self._or_death(self._assembled)
         if on_assembled is not None:
             await on_assembled()
-        pids = " ".join(str(self._hellos[rank].process.pid) for rank in range(self.num_ranks))
+        pids = " ".join(map(str, self._roll.all_pids))
         progress(f"engine worker {pids} is up; loading {self._config.model or 'the model'}")
         await self._or_death(self._serving)
         took_s = self._loop.time() - started_at_s
@@ -157,35 +151,16 @@ class World:
             raise from_data(words) if words is not None and is_config else self.dead.result()
 
     def _orders(self) -> list[Orders]:
-        limits = self._limits
-        bounds = RankBounds(
-            heartbeat_s=limits.heartbeat_s,
-            owner_silence_s_max=limits.health.give_up_s,
-            hello_s_max=limits.hello_s_max,
-            leave_s_max=limits.stop_live_s_max + limits.stop_dead_s_max,
-            queue_messages_max=limits.queue_messages_max,
-            message_bytes_max=limits.message_bytes_max,
-            tombstones_max=limits.tombstones_max,
-        )
-        first = Orders(
-            config=self._config,
+        return make_orders(
+            self._config,
             name=self.name,
-            rank=0,
-            num_ranks=self.num_ranks,
+            limits=self._limits,
             key=self._key,
             status_endpoint=self._status.endpoint,
             status_curve_key=self._status.curve_key,
             leader_endpoint=self._endpoint("leader") if self._folder is not None else "tcp",
             lane=self._lane,
-            owner=ProcessName.own(),
-            bounds=bounds,
-            dies_with_parent_thread=threading.current_thread() is threading.main_thread(),
         )
-        members = (
-            msgspec.structs.replace(first, rank=rank, lane=None)
-            for rank in range(1, self.num_ranks)
-        )
-        return [first, *members]
 
     def _endpoint(self, name: str) -> str:
         if self._folder is None:
@@ -201,7 +176,7 @@ class World:
     @property
     def leader(self) -> ProcessName:
         """Rank 0's process; known once the world is up."""
-        return self._hellos[0].process
+        return self._roll.leader.process
 
     @property
     def identity(self) -> EngineIdentity:
@@ -220,17 +195,7 @@ class World:
     @property
     def pids(self) -> tuple[int, ...]:
         """Of the ranks that live on this host, rank 0 first."""
-        gone = {exit_.rank for exit_ in self._launcher.exits()}
-        here = (
-            (rank, hello.process)
-            for rank, hello in sorted(self._hellos.items())
-            if hello.process.is_here() and rank not in gone
-        )
-        return tuple(
-            process.pid
-            for rank, process in here
-            if rank not in self._watches or not self._watches[rank].has_exited()
-        )
+        return self._roll.pids
 
     @property
     def log_lines(self) -> tuple[str, ...]:
@@ -242,9 +207,7 @@ class World:
 
     def has_exited(self) -> bool:
         """Looks now, ahead of the event loop's turn."""
-        return bool(self._launcher.exits()) or any(
-            watch.has_exited() for watch in self._watches.values()
-        )
+        return self._roll.has_exited()
 
     def check(self) -> None:
         self._table.check()
@@ -271,9 +234,7 @@ class World:
 
     def kill(self) -> None:
         """End every rank at once; harmless at any time. Its death is then seen as any other."""
-        for watch in self._watches.values():
-            watch.kill()
-        self._launcher.kill()
+        self._roll.kill()
 
     def _declare(self, cause: str) -> None:
         lines = self._launcher.log_lines[-LINES_IN_MESSAGE_MAX:]
@@ -305,9 +266,7 @@ class World:
         if self._timer is not None:
             self._timer.cancel()
         self._status.close()
-        for watch in self._watches.values():
-            watch.close()
-        self._launcher.close()
+        self._roll.close()
         if self._folder is not None:
             self._folder.close()
         self._set_dead(f"the engine of {self.name} is dead: {SHUT_DOWN}", is_wanted=True)
@@ -318,10 +277,12 @@ class World:
     def _on_message(self, rank: int, message: ToOwner) -> None:
         match message:
             case RankHello():
-                self._on_hello(rank, message)
+                helloed = self._roll.enter(rank, message)
+                if helloed is not None:
+                    self._feed(helloed)
             case RankJoined():
                 self._feed(events.Heard(rank))
-                self._num_joined += 1
+                self._roll.join(rank)
                 self._on_connected()
             case RankReady():
                 self._identity = message.identity or self._identity
@@ -340,34 +301,14 @@ class World:
             case _:
                 assert_never(message)
 
-    def _on_hello(self, rank: int, hello: RankHello) -> None:
-        known = self._hellos.setdefault(rank, hello)
-        if known.process != hello.process:
-            logger.error("%s: process %d claims rank %d too", self.name, hello.process.pid, rank)
-            return
-        launcher = self._launcher
-        is_here = hello.process.is_here()
-        if is_here and not launcher.sees_ranks and rank not in self._watches:
-            self._watches[rank] = RankWatch(rank, hello.process, self._loop, self._look)
-        name = f"rank {rank} (process {hello.process.pid}"
-        name += ")" if is_here else f" on {hello.process.host.partition('/')[0]})"
-        is_seen = launcher.ranks_end and (is_here or launcher.sees_ranks)
-        self._feed(events.Helloed(rank, name, is_seen))
-
     def _on_died(self, rank: int, error: ErrorData) -> None:
         self._first_error = self._first_error or error
         self._status.send(rank, DiedAck())
         self._feed(events.Died(rank, f"{error.kind}: {error.message}"))
 
     def _look(self) -> None:
-        """Whoever ended since the last look."""
-        exits = self._launcher.exits()
-        for exit_ in exits[self._num_exits :]:
-            self._feed(events.Gone(exit_.rank, exit_.words))
-        self._num_exits = len(exits)
-        for watch in self._watches.values():
-            if watch.is_news():
-                self._feed(events.Gone(watch.rank, watch.words))
+        for gone in self._roll.news():
+            self._feed(gone)
 
     def _tick(self) -> None:
         self._timer = None
@@ -395,7 +336,7 @@ class World:
     def _carry_out(self, effect: events.Effect) -> None:
         match effect:
             case events.Welcome():
-                leader = self._hellos[0]
+                leader = self._roll.leader
                 ack = HelloAck(leader.leader_endpoint, leader.leader_curve_key)
                 self._status.send(effect.rank, ack)
             case events.AckReady():
@@ -425,8 +366,7 @@ class World:
     def _on_connected(self) -> None:
         """Once every rank is there and members have joined rank 0: without socket files
         nobody else can come, and a SIGKILL of ours leaves nothing behind."""
-        are_all_here = len(self._hellos) == self.num_ranks == self._num_joined
-        if are_all_here and not self._assembled.done():
+        if self._roll.is_complete and not self._assembled.done():
             if self._folder is not None:
                 self._folder.close()
             self._assembled.set_result(None)
