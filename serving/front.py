@@ -12,12 +12,15 @@ import msgspec
 from common.rpc import split_address
 from executor.attach.keys import AttachKeys
 from executor.attach.point import AttachPoint
+from executor.ipc import sweep_folders
+from protos.errors import EngineDeadError
 from serving.config import ServerConfig
 
 
 class FrontOrders(msgspec.Struct, frozen=True, kw_only=True):
     """`listen` is the port that all frontends share, by its real number."""
 
+    launcher_pid: int
     index: int
     listen: str
     metrics_listen: str
@@ -29,6 +32,7 @@ class FrontOrders(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, config: ServerConfig, index: int, listen: str, point: AttachPoint) -> FrontOrders:
         key_id = point.keys.first_id
         return cls(
+            launcher_pid=os.getpid(),
             index=index,
             listen=listen,
             metrics_listen=_metrics_listen(config.metrics_listen, index),
@@ -36,6 +40,12 @@ class FrontOrders(msgspec.Struct, frozen=True, kw_only=True):
             key_id=key_id,
             key=point.keys.keys[key_id],
         )
+
+    def check_launcher(self) -> None:
+        """Raises EngineDeadError where it was gone before its death could be noticed."""
+        if os.getppid() != self.launcher_pid:
+            sweep_folders()
+            raise EngineDeadError("the launcher of this frontend is gone, and its engine with it")
 
     @property
     def point(self) -> AttachPoint:

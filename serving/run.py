@@ -96,6 +96,7 @@ def _process(
     """The server itself, one frontend of it, or the launcher of several."""
     if options.attach_fd is not None:
         orders = read_orders(options.attach_fd)
+        orders.check_launcher()
         return ServerProcess(orders.seat(config), role, options, orders)
     if options.frontends is not None:
         config = msgspec.structs.replace(config, frontends=options.frontends)

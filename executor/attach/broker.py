@@ -86,9 +86,10 @@ class Broker:
             self._link.socket.bind(endpoint)
         except zmq.ZMQError as error:
             self._link.close()
+            why = zmq.strerror(error.errno or 0).lower()
             raise ConfigError(
-                f"cannot listen on {endpoint}: {error.strerror.lower()}; set listen to a free "
-                "port of this host (0 picks one), or stop what uses this one",
+                f"cannot listen on {endpoint}: {why}; set listen to a free port of this host "
+                "(0 picks one), or stop what uses this one",
                 field="listen",
                 value=endpoint,
             ) from None

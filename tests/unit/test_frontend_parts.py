@@ -14,7 +14,7 @@ from executor.attach.keys import AttachKeys
 from executor.attach.point import AttachPoint, rpc_point
 from executor.config import EngineConfig, ExecutorConfig
 from generation_server.config import GenerationServerConfig
-from protos.errors import ConfigError
+from protos.errors import ConfigError, EngineDeadError
 from serving.front import FrontOrders, pack_orders, read_orders
 from serving.restarts import DELAY_S_MAX, GOOD_LIFE_S, Restarts
 
@@ -36,6 +36,9 @@ def test_a_frontend_is_told_its_seat_by_a_descriptor() -> None:
     told = read_orders(reader)
     os.close(reader)
     assert told == orders
+    with pytest.raises(EngineDeadError, match="launcher of this frontend is gone"):
+        told.check_launcher()  # we are no child of ourselves
+    msgspec.structs.replace(told, launcher_pid=os.getppid()).check_launcher()
     assert told.point.keys.keys == {"local": b"k" * 32}
     seat = told.seat(config(metrics_listen="127.0.0.1:9000"))
     assert (seat.listen, seat.metrics_listen) == ("127.0.0.1:8123", "127.0.0.1:9002")
