@@ -323,6 +323,7 @@ def test_calls_by_name_do_what_the_methods_do(bench: Bench, tmp_path: Path) -> N
         "stop_profile",
         "load_lora",
         "unload_lora",
+        "check_transport",
     ]
 
 
