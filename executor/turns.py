@@ -24,7 +24,6 @@ def in_turns(messages: list[ToProxy]) -> list[list[ToProxy]]:
     if len(messages) > 1 or not isinstance(message, Outputs) or len(message.outputs) <= size:
         return [messages]
     outputs = message.outputs
-    turns: list[list[ToProxy]] = [[msgspec.structs.replace(message, outputs=outputs[:size])]]
-    for start in range(size, len(outputs), size):
-        turns.append([Outputs((), outputs[start : start + size])])
-    return turns
+    parts: list[ToProxy] = [msgspec.structs.replace(message, outputs=outputs[:size])]
+    parts += [Outputs((), outputs[at : at + size]) for at in range(size, len(outputs), size)]
+    return [[part] for part in parts]
