@@ -89,6 +89,6 @@ def choose_form(config: EngineConfig, point: AttachPoint | None = None) -> Choic
 
 def _attached(point: AttachPoint) -> Choice:
     if point.form == "attach":
-        return Choice("attached to our launcher's world", "it started us so", None, point)
-    what = f"RPC proxy, attached to the world at {point.where}"
+        return Choice("attaches to our launcher's world", "it started us so", None, point)
+    what = f"RPC proxy, which attaches to the world at {point.where}"
     return Choice(what, "executor.rpc_address is given", None, point)

@@ -7,14 +7,24 @@ is seen, and how soon.
 
 from __future__ import annotations
 
+import logging
+
 from executor.config import EngineConfig
 from executor.owned_link import OwnedLink
 from executor.world.launch import Launcher
 from executor.world.ray_launcher import RayLauncher
+
+logger = logging.getLogger(__name__)
 
 
 class RayLink(OwnedLink):
     form = "ray"
 
     def make_launcher(self, config: EngineConfig) -> Launcher:
+        num_ranks = config.executor.world.num_ranks
+        logger.info(
+            "world of %s: %d rank(s) by launcher ray, because executor.form is ray",
+            self.name,
+            num_ranks,
+        )
         return RayLauncher(config, name=self.name, limits=self.limits)

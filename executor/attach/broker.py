@@ -4,8 +4,8 @@
 
 `broker_table.py` decides; this opens and seals frames, asks rank 0 for lanes, and watches the
 frontends whose processes are on this host: the lane of one that ends is closed at once, that of
-one elsewhere by its silence. Whoever has no key is counted and dropped, some frames a turn, and
-takes no memory. Everything runs on the event loop that made it.
+one elsewhere by its silence. Whoever has no key is counted and dropped, some frames a turn, told
+of once in a while, and takes no memory. Everything runs on the event loop that made it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ from executor.world.orders import ProcessName
 from protos.errors import BatonError, ConfigError, InternalError
 
 logger = logging.getLogger(__name__)
+STRANGER_AGAIN_S = 30.0
+"""Between two log lines of knocks that are not sealed with our secret."""
 
 
 class LaneOwner(Protocol):
@@ -79,6 +81,7 @@ class Broker:
         self.on_lost: Callable[[ProcessName], None] = lambda _: None
         """Of a frontend whose lane rank 0 has closed by itself: it may be standing still."""
         self.num_bad_frames = 0
+        self._stranger_after_s = 0.0
         self._link = LoopSocket(zmq.ROUTER, self._on_frames)
         self._link.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._link.socket.setsockopt(zmq.IPV6, int("[" in endpoint))
@@ -168,10 +171,19 @@ class Broker:
 
     def _on_frames(self, parts: list[bytes]) -> None:
         event = self._opened(parts)
-        if event is None:
-            self.num_bad_frames += 1
-        else:
+        if event is not None:
             self._feed(event)
+            return
+        self.num_bad_frames += 1
+        if len(parts) == 3 and parts[1][:1] == KEY_MARK:
+            self._tell_stranger()
+
+    def _tell_stranger(self) -> None:
+        now_s = self._loop.time()
+        if now_s >= self._stranger_after_s:
+            self._stranger_after_s = now_s + STRANGER_AGAIN_S
+            who = self._link.peer or "a process of this host"
+            logger.warning("somebody at %s knocks with another secret", who)
 
     def _opened(self, parts: list[bytes]) -> events.Event | None:
         """None for whatever is not sealed with a key that its head may name."""

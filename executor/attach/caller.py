@@ -2,13 +2,15 @@
 
     knocking -> challenged -> asking -> attached -> (the world's end is told) -> left, closed
 
-A world that is still loading makes the caller wait; a broker that nobody hears, or that does not
-know our key, is given up after a while. Everything runs on the event loop.
+A world that is still loading makes the caller wait, for `load_s_max` in all; a broker that
+nobody hears, or that does not know our key, is told of in the log and given up after
+`hello_s_max`. Everything runs on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,12 +44,16 @@ from executor.limits import ExecutorLimits
 from executor.world.orders import ProcessName
 from protos.errors import ConfigError, EngineDeadError, from_data
 
+logger = logging.getLogger(__name__)
 ANSWER_S_MAX = 1.0
 LANE_S_MAX = 15.0
 """From the request to its answer: rank 0 opens the lane meanwhile, between two things it does."""
 KNOCK_AGAIN_S = 0.25
 CONNECT_POLL_S = 0.02
 GOODBYE_S_MAX = 1.0
+NOBODY_S = 3.0
+"""So long without an answer is told, and then again every so often."""
+NOBODY_AGAIN_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,7 @@ class Caller:
         """Raises ConfigError for what must be changed, EngineDeadError where nobody lets us in."""
         loop = asyncio.get_running_loop()
         heard_at_s = started_at_s = loop.time()
+        warn_at_s = heard_at_s + NOBODY_S
         told = ""
         process = ProcessName.own()
         while True:
@@ -114,10 +121,13 @@ class Caller:
                 case Refused():
                     raise _refusal(answer, self.point.where)
                 case Wait():
-                    heard_at_s = now_s
+                    heard_at_s, warn_at_s = now_s, now_s + NOBODY_S
                     if answer.what != told:
                         told = answer.what
                         progress(f"attached to nothing yet at {self.point.where}: {told}")
+                case _ if now_s >= warn_at_s:
+                    warn_at_s, told = now_s + NOBODY_AGAIN_S, ""
+                    self._warn(name, progress, limits.hello_s_max)
             if now_s - heard_at_s > limits.hello_s_max:
                 raise EngineDeadError(_nobody(self.point, limits.hello_s_max))
             if now_s - started_at_s > limits.load_s_max:
@@ -126,6 +136,11 @@ class Caller:
                     f"{limits.load_s_max:g} s"
                 )
             await asyncio.sleep(KNOCK_AGAIN_S)
+
+    def _warn(self, name: str, progress: Callable[[str], None], hello_s_max: float) -> None:
+        what = _no_answer(self.point)
+        logger.warning("%s: %s (given up after %g s)", name, what, hello_s_max)
+        progress(what)
 
     async def _knock(self, make: Callable[[bytes, bytes], Attach]) -> FromBroker | None:
         """One try; None where no answer came."""
@@ -215,6 +230,12 @@ def _refusal(answer: Refused, where: str) -> ConfigError | EngineDeadError:
     if isinstance(error, ConfigError):
         return ConfigError(error.message, field=error.field, value=error.value, limit=error.limit)
     return EngineDeadError(f"the world at {where} does not let us in: {error.message}")
+
+
+def _no_answer(point: AttachPoint) -> str:
+    if point.form == "attach":
+        return f"the launcher's world at {point.where} does not answer yet"
+    return f"nobody answers at {point.where}: is `baton worker` up there, with the same secret?"
 
 
 def _nobody(point: AttachPoint, seconds: float) -> str:

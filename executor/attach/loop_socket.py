@@ -36,6 +36,8 @@ class LoopSocket:
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS_MAX)
         self.socket.setsockopt(zmq.LINGER, 0)
         self._fd = -1
+        self.peer = ""
+        """Over tcp, where the message came from that `on_frames` is called with."""
 
     def start(self) -> None:
         """Once the socket is bound or connects."""
@@ -71,9 +73,17 @@ class LoopSocket:
             if self._fd < 0:
                 return
             try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK)
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._on_frames(parts)
+            self.peer = _peer(frames[0])
+            self._on_frames([frame.bytes for frame in frames])
         if self._fd >= 0:
             self._loop.call_soon(self._take)
+
+
+def _peer(frame: zmq.Frame) -> str:
+    try:
+        return str(frame.get("Peer-Address"))
+    except zmq.ZMQError:  # not over tcp
+        return ""

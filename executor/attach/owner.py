@@ -7,6 +7,7 @@ gives it up where it stands still, and ends it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 import msgspec
@@ -19,6 +20,8 @@ from executor.link import LinkUser
 from executor.owned_link import OwnedLink
 from executor.proxy import Proxy
 from protos.errors import ConfigError, EngineDeadError
+
+logger = logging.getLogger(__name__)
 
 
 async def share_engine(
@@ -36,6 +39,7 @@ async def share_engine(
     executor = msgspec.structs.replace(config.executor, postprocess_workers=0)
     config = msgspec.structs.replace(config, executor=executor)
     choice = choose_form(config)
+    logger.info("executor of %s: %s, because %s", name, choice.what, choice.why)
     links: list[OwnedLink] = []
 
     def make_link(user: LinkUser) -> OwnedLink:
