@@ -27,6 +27,7 @@ from protos.status import error_from_rpc
 from router.admission import Admission
 from router.fleet import Fleet
 from router.identity import RouterIdentity
+from router.no_engine import NoEngineCalls
 from router.servers import Server
 from router.service import InferenceServicer
 from router.shared import Shared
@@ -34,7 +35,7 @@ from router.shared import Shared
 ASK_SERVER_S_MAX = 2.0
 
 
-class ControlServicer(control_pb2_grpc.ControlServicer):
+class ControlServicer(NoEngineCalls, control_pb2_grpc.ControlServicer):
     def __init__(
         self,
         identity: RouterIdentity,
@@ -140,11 +141,12 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
 
 def _seen(server: Server) -> ServerInfo:
-    """A server as the router knows it: its own words while up, the reason while not."""
+    """A server as the router knows it: its own words while up or asleep,
+    the reason while not."""
     known = server.info or ServerInfo(
         name=server.address, role=server.role.value, incarnation=0, version=""
     )
-    state = known.state if server.is_up else "down"
+    state = known.state if server.is_up or server.is_asleep else "down"
     return msgspec.structs.replace(known, state=state, detail=server.reason, address=server.address)
 
 

@@ -4,7 +4,7 @@ Pure: observations in (`observe`, `report_load`, `server_down`), choices out
 (`select`). Life of a server's entry, one per configured address:
 
     down ──observe(ready, right role)──> up ──server_down(reason)──> down
-    (every other observation leaves it down, with the reason)
+    (every other observation leaves it down, with the reason; asleep is one that is told apart)
 
 A reservation is taken by `select` and given back by `release`, exactly once, at
 the stream's true end; it belongs to the address and outlives a server's death,
@@ -78,6 +78,7 @@ class Fleet:
         else:
             server.reason = ""
         server.is_up = not server.reason
+        server.is_asleep = info.role == server.role and info.state == "asleep"
         self._pair()
         return server.is_up
 
@@ -89,7 +90,8 @@ class Fleet:
 
     def server_down(self, address: str, reason: str) -> None:
         server = self._servers[address]
-        server.is_up, server.reason, server.load = False, reason, Load()
+        server.is_up = server.is_asleep = False
+        server.reason, server.load = reason, Load()
         self._pair()
 
     # --- choices ------------------------------------------------------------------

@@ -35,6 +35,9 @@ class Server:
     role: Role
     arrival: int
     is_up: bool = False
+    """Whether it takes requests."""
+    is_asleep: bool = False
+    """It answers, and takes none until it is woken."""
     reason: str = "not reached yet"
     info: ServerInfo | None = None
     model: ModelInfo | None = None

@@ -41,6 +41,7 @@ from executor.attach.point import rpc_point
 from executor.executor import GenerationExecutor
 from executor.ipc import sweep_folders
 from executor.preflight import check_model, load_own_tokenizer
+from executor.world.outer import refuse_bare_command
 from protos.errors import BatonError, ConfigError, EngineDeadError, ServerUnavailableError
 from serving.config import ServerConfig
 from serving.control import ControlServicer
@@ -98,6 +99,7 @@ def _process(
         orders = read_orders(options.attach_fd)
         orders.check_launcher()
         return ServerProcess(orders.seat(config), role, options, orders)
+    refuse_bare_command("a server")
     if options.frontends is not None:
         config = msgspec.structs.replace(config, frontends=options.frontends)
         config = parse_config(msgspec.to_builtins(config), type(config), source="--frontends")

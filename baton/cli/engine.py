@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from baton.cli.server_option import find_secret, server_options
+from baton.cli.server_option import engine_server_options, find_secret, telling_wrong_secret
 
 if TYPE_CHECKING:
     from baton.operator import EngineOperator
@@ -22,7 +23,7 @@ _SECRET = click.option(
 
 
 def _of_one_server(command: Callable[..., Any]) -> Callable[..., Any]:
-    return server_options(_SECRET(command))
+    return engine_server_options(_SECRET(command))
 
 
 @click.group(short_help="Sleep, wake up or profile one server's engine.")
@@ -38,7 +39,7 @@ def engine() -> None:
 
 @engine.command()
 @_of_one_server
-def sleep(server: str | None, runtime_dir: Path, secret_file: Path | None) -> None:
+def sleep(server: str, runtime_dir: Path, secret_file: Path | None) -> None:
     """Release the weights and the KV pool until `wake-up`; refused while it serves."""
     with _operator(server, runtime_dir, secret_file) as operator:
         operator.sleep()
@@ -47,7 +48,7 @@ def sleep(server: str | None, runtime_dir: Path, secret_file: Path | None) -> No
 
 @engine.command("wake-up")
 @_of_one_server
-def wake_up(server: str | None, runtime_dir: Path, secret_file: Path | None) -> None:
+def wake_up(server: str, runtime_dir: Path, secret_file: Path | None) -> None:
     """Load the weights again and serve."""
     with _operator(server, runtime_dir, secret_file) as operator:
         operator.wake_up()
@@ -59,7 +60,7 @@ def wake_up(server: str | None, runtime_dir: Path, secret_file: Path | None) -> 
 @click.option("--seconds", type=click.FloatRange(0, 600), default=5.0, show_default=True)
 @_of_one_server
 def profile(
-    path: str, seconds: float, server: str | None, runtime_dir: Path, secret_file: Path | None
+    path: str, seconds: float, server: str, runtime_dir: Path, secret_file: Path | None
 ) -> None:
     """Record the engine's steps for a while into PATH, an absolute path on the server's host."""
     with _operator(server, runtime_dir, secret_file) as operator:
@@ -76,7 +77,7 @@ def profile(
 @click.argument("path")
 @_of_one_server
 def load_lora(
-    name: str, path: str, server: str | None, runtime_dir: Path, secret_file: Path | None
+    name: str, path: str, server: str, runtime_dir: Path, secret_file: Path | None
 ) -> None:
     """Load a LoRA adapter from PATH on the server's host, where the engine has LoRA."""
     with _operator(server, runtime_dir, secret_file) as operator:
@@ -87,7 +88,7 @@ def load_lora(
 @engine.command("unload-lora")
 @click.argument("name")
 @_of_one_server
-def unload_lora(name: str, server: str | None, runtime_dir: Path, secret_file: Path | None) -> None:
+def unload_lora(name: str, server: str, runtime_dir: Path, secret_file: Path | None) -> None:
     """Unload a LoRA adapter."""
     with _operator(server, runtime_dir, secret_file) as operator:
         operator.unload_lora(name)
@@ -96,18 +97,22 @@ def unload_lora(name: str, server: str | None, runtime_dir: Path, secret_file: P
 
 @engine.command()
 @_of_one_server
-def loras(server: str | None, runtime_dir: Path, secret_file: Path | None) -> None:
+def loras(server: str, runtime_dir: Path, secret_file: Path | None) -> None:
     """List the LoRA adapters that are loaded, a line each."""
     with _operator(server, runtime_dir, secret_file) as operator:
         for lora in operator.list_loras():
             click.echo(f"{lora.name}\t{lora.path}")
 
 
-def _operator(server: str | None, runtime_dir: Path, secret_file: Path | None) -> EngineOperator:
+@contextlib.contextmanager
+def _operator(server: str, runtime_dir: Path, secret_file: Path | None) -> Iterator[EngineOperator]:
     from baton.operator import EngineOperator
     from common.security import load_secret
 
-    if server is None:
-        raise click.UsageError("name one context or generation server with --server HOST:PORT")
-    secret = load_secret(find_secret(server, secret_file, runtime_dir))
-    return EngineOperator(server, control_token=secret.control_token())
+    path = find_secret(server, secret_file, runtime_dir)
+    secret = load_secret(path)
+    with (
+        telling_wrong_secret(path, server),
+        EngineOperator(server, control_token=secret.control_token()) as operator,
+    ):
+        yield operator

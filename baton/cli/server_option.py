@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,50 @@ from baton.launch.config import DEFAULT_ROUTER_ADDRESS, DEFAULT_RUNTIME_DIR
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds `server` and `runtime_dir`."""
-    runtime_dir = click.option(
-        "--runtime-dir",
-        type=click.Path(path_type=Path),
-        default=DEFAULT_RUNTIME_DIR,
-        show_default=True,
-        help="Where `baton up` keeps its state.",
+    server = _server_option(
+        "The router, or a single server.  [default: the cluster of --runtime-dir, else "
+        f"{DEFAULT_ROUTER_ADDRESS}]"
     )
-    server = click.option(
-        "--server",
-        metavar="HOST:PORT",
-        callback=_check_server,
-        help="The router, or a single server.  [default: the cluster of --runtime-dir, else "
-        f"{DEFAULT_ROUTER_ADDRESS}]",
+    return server(_runtime_dir(command))
+
+
+def engine_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for what is asked of an engine: of one server, which must be named."""
+    server = _server_option(
+        "The context or generation server whose engine it is; `baton status` lists them.", True
     )
-    return server(runtime_dir(command))
+    return server(_runtime_dir(command))
+
+
+def _server_option(
+    text: str, is_required: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        "--server", metavar="HOST:PORT", callback=_check_server, help=text, required=is_required
+    )
+
+
+_runtime_dir = click.option(
+    "--runtime-dir",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_RUNTIME_DIR,
+    show_default=True,
+    help="Where `baton up` keeps its state.",
+)
+
+
+@contextlib.contextmanager
+def telling_wrong_secret(path: Path, address: str) -> Iterator[None]:
+    """An AccessDeniedError within then says which secret was tried."""
+    from protos.errors import AccessDeniedError
+
+    try:
+        yield
+    except AccessDeniedError as error:
+        raise AccessDeniedError(
+            f"the secret {path} does not match that of the cluster at {address}; name the "
+            "right one with --secret-file"
+        ) from error
 
 
 def _check_server(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from baton.cli.server_option import find_secret, find_server, server_options
+from baton.cli.server_option import (
+    find_secret,
+    find_server,
+    server_options,
+    telling_wrong_secret,
+)
 
 if TYPE_CHECKING:
     from protos.messages import LedgerAudit, ServerInfo
@@ -37,19 +42,15 @@ def status(server: str | None, runtime_dir: Path, secret_file: Path | None, as_j
     """
     from baton.client import Client
     from common.security import load_secret
-    from protos.errors import AccessDeniedError
 
     path = find_secret(server, secret_file, runtime_dir)
     secret = load_secret(path)
     address = find_server(server, runtime_dir)
-    with Client(address, control_token=secret.control_token()) as client:
-        try:
-            picture = make_picture(client.info(), client.ledger(), address)
-        except AccessDeniedError as error:
-            raise AccessDeniedError(
-                f"the secret {path} does not match that of the cluster at {address}; name the "
-                "right one with --secret-file"
-            ) from error
+    with (
+        telling_wrong_secret(path, address),
+        Client(address, control_token=secret.control_token()) as client,
+    ):
+        picture = make_picture(client.info(), client.ledger(), address)
     if as_json:
         import msgspec
 

@@ -38,9 +38,12 @@ from executor.attach.worker_config import WorkerConfig
 from executor.limits import ExecutorLimits
 from executor.preflight import check_model
 from executor.proxy import Proxy
+from executor.world.outer import refuse_bare_command
 from protos.errors import BatonError, ConfigError
 
 PROGRAM = "worker"
+OF_SERVERS = ("frontends", "max_open_requests", "metrics_listen")
+"""Keys of a server's file that a worker has no use for."""
 IDLE_POLL_S = 0.05
 SHUT_DOWN = "it was shut down"
 
@@ -52,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.die_with_parent:
             die_with_parent()
+        refuse_bare_command("a worker")
         server = WorkerServer(_config(options), options)
         bridge = Bridge(server.logs)
         bridge.install()
@@ -68,7 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _config(options: ProcessOptions) -> WorkerConfig:
-    config = load_config(options.config, WorkerConfig)
+    try:
+        config = load_config(options.config, WorkerConfig)
+    except ConfigError as error:
+        if error.field in OF_SERVERS:
+            takes = ", ".join(WorkerConfig.__struct_encode_fields__)
+            raise ConfigError(
+                f"{options.config}: {error.field} is a server's key; a worker takes {takes}",
+                field=error.field,
+                limit=takes,
+            ) from None
+        raise
     if options.listen is None:
         return config
     split_address(options.listen, "--listen")

@@ -32,7 +32,7 @@ from executor.config import WorldConfig
 from executor.limits import ExecutorLimits
 from executor.world.events import LAUNCHER
 from executor.world.orders import Orders
-from executor.world.outer import control_descriptor, outer_size
+from executor.world.outer import ENTRY, control_descriptor, outer_size
 from protos.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -111,9 +111,6 @@ def choose_launcher(
     if has_mpi:
         return Choice("mpi", "several ranks are asked for and mpi4py is installed")
     return Choice("spawn", "mpi4py is not installed")
-
-
-ENTRY = "python -m executor.world.under_mpi"
 
 
 def _refusal(value: str, needs: str) -> ConfigError:

@@ -32,7 +32,10 @@ def load_mpi() -> Any:
     try:
         from mpi4py import MPI
     except Exception as error:  # no library, or one that does not start here
-        raise ConfigError(f"MPI cannot be loaded: {error}", field="world.launcher") from None
+        raise ConfigError(
+            f"MPI cannot be loaded: {error}; run: pip install 'baton-serve[mpi]'",
+            field="world.launcher",
+        ) from None
     return MPI
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 
-from protos.errors import InvalidRequestError
+from protos.errors import ConfigError, InvalidRequestError
 
 MAIN_GUARD_HINT = (
     "where a script is run by every rank, keep its own work under "
     '`if __name__ == "__main__":` and submit in rank 0 alone'
 )
+ENTRY = "python -m executor.world.under_mpi"
+"""Runs a command once for a whole job."""
 CONTROL_FD = "BATON_WORLD_FD"
 """Set by our entry under mpirun or srun, for the command that it runs beside rank 0: the number
 of an inherited socket to that rank."""
@@ -49,6 +51,19 @@ def refuse_other_ranks() -> None:
     rank = outer_rank()
     if rank:
         raise not_leader(rank, "of an outer job makes no executor")
+
+
+def refuse_bare_command(what: str) -> None:
+    """Of a server's command that every rank of an outer job runs. Raises ConfigError in those
+    that could not lead it; rank 0 is told by the choice of its launcher."""
+    rank = outer_rank()
+    if rank:
+        raise ConfigError(
+            f"this is rank {rank} of an outer job, and {what} runs once for a whole job: "
+            f"start it as `{ENTRY} COMMAND`",
+            field="world.launcher",
+            value=rank,
+        )
 
 
 def outer_size() -> int | None:

@@ -28,10 +28,11 @@ from executor.world.mpi_start import (
     read_all,
 )
 from executor.world.orders import ProcessName
-from executor.world.outer import command_environment
+from executor.world.outer import ENTRY, command_environment, outer_rank
 from executor.world.rank import EXIT_DIED, end, run_rank
+from protos.errors import ConfigError
 
-USAGE = "usage: mpirun -n RANKS python -m executor.world.under_mpi COMMAND [ARGUMENT ...]"
+USAGE = f"usage: mpirun -n RANKS {ENTRY} COMMAND [ARGUMENT ...]"
 EXIT_USAGE = 2
 
 
@@ -71,7 +72,9 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         print(USAGE, file=sys.stderr)  # noqa: T201 - a command's own usage
         return EXIT_USAGE
-    mpi = load_mpi()
+    mpi = _mpi()
+    if mpi is None:
+        return EXIT_USAGE
     job = mpi.COMM_WORLD
     greeting = Greeting(
         process=ProcessName.own(), num_ranks=job.size, spans_hosts=_spans_hosts(mpi)
@@ -85,6 +88,16 @@ def main(argv: Sequence[str]) -> int:
     data = broadcast(job, None, root=0)
     status = run_rank(read_all(data)[job.rank], keeps_signals=True) if data else 0
     return status or _part(mpi, None)
+
+
+def _mpi() -> Any | None:
+    """None where MPI cannot be had: one line of the job says so."""
+    try:
+        return load_mpi()
+    except ConfigError as error:
+        if not outer_rank():
+            print(f"{ENTRY}: {error.message}", file=sys.stderr)  # noqa: T201
+        return None
 
 
 def _lead(mpi: Any, command: Command) -> int:

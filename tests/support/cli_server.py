@@ -64,6 +64,12 @@ class SayingServer(inference_pb2_grpc.InferenceServicer, control_pb2_grpc.Contro
     def GetLedger(self, request: cpb.GetLedgerRequest, context: Any) -> cpb.Ledger:
         return control_codec.ledger_to_proto(self.audit)
 
+    def Sleep(self, request: Any, context: Any) -> Any:
+        assert self.error is not None, "not part of this test"
+        self._fail(context, self.error)
+
+    ListLoras = Sleep
+
     def _unused(self, request: Any, context: Any) -> Any:
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "not part of this test")
 

@@ -244,10 +244,18 @@ def test_a_wrong_secret_is_told_as_one(tmp_path: Path) -> None:
     error = AccessDeniedError("this call needs the control key", value="wrong")
     with serving(SayingServer(error=error)) as server:
         where = ("--server", server.address, "--secret-file", str(tmp_path / "secret"))
-        done = run("status", *where)
-    assert done.exit_code == 1
-    assert "does not match" in done.stderr
-    assert "--secret-file" in done.stderr
+        for command in (("status",), ("engine", "sleep"), ("engine", "loras")):
+            done = run(*command, *where)
+            assert done.exit_code == 1, command
+            assert "does not match" in done.stderr, command
+            assert "--secret-file" in done.stderr
+
+
+def test_an_engines_server_must_be_named_and_is_no_router() -> None:
+    assert "The router" not in run("engine", "sleep", "--help").stdout
+    done = run("engine", "sleep")
+    assert done.exit_code == 2
+    assert "--server" in done.stderr
 
 
 @pytest.mark.parametrize(
