@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from executor.result import GenerationResult
+from protos.checks import invalid
 from protos.completion import Completion
 from protos.errors import BatonError, InvalidRequestError, RequestError, ServerUnavailableError
 from protos.messages import SamplingParams
@@ -80,6 +81,8 @@ def one_each(
 ) -> Sequence[SamplingParams | None]:
     if sampling is None or isinstance(sampling, SamplingParams):
         return [sampling] * num_prompts
+    if not isinstance(sampling, list | tuple):
+        raise invalid("sampling", sampling, "SamplingParams, or a list of them")
     if len(sampling) != num_prompts:
         raise InvalidRequestError(
             f"sampling has {len(sampling)} entries; it must be one for all or "
@@ -93,6 +96,6 @@ def one_each(
 
 def named(options: Mapping[str, Any], index: int, is_single: bool) -> Mapping[str, Any]:
     external_id = options.get("external_id")
-    if is_single or not external_id:
+    if is_single or not external_id or not isinstance(external_id, str):
         return options
     return {**options, "external_id": f"{external_id}-{index}"}

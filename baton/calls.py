@@ -6,7 +6,7 @@ and yields a `Completion` once the chunk with `finish` was there.
 
 from __future__ import annotations
 
-import math
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
@@ -14,7 +14,7 @@ import msgspec
 
 from protos import codec
 from protos import inference_pb2 as pb
-from protos.checks import check_text
+from protos.checks import check_text, invalid
 from protos.completion import Completion, timing_of
 from protos.errors import (
     InternalError,
@@ -79,8 +79,8 @@ def make_call(
 ) -> Call:
     """One of `prompt` and `messages` is given; `timeout_s` is the client's default.
 
-    Raises InvalidRequestError for what cannot be sent, TypeError for an option
-    that does not exist. All else is judged by the server.
+    Raises InvalidRequestError for what cannot be sent and for an option that does
+    not exist. All else is judged by the server.
     """
     own_timeout_s = options.get("timeout_s")
     timeout_s = timeout_s if own_timeout_s is None else own_timeout_s
@@ -116,14 +116,29 @@ def make_abort(external_id: str, reason: str) -> pb.AbortRequest:
 
 
 def sampling_of(options: Mapping[str, Any]) -> SamplingParams:
-    """Those given one by one win over those given at once."""
+    """Those given one by one win over those given at once. Raises InvalidRequestError."""
+    whole = options.get("sampling")
+    if not (whole is None or isinstance(whole, SamplingParams)):
+        raise invalid("sampling", whole, "SamplingParams")
     given: dict[str, Any] = {k: v for k, v in options.items() if k not in _NOT_SAMPLING}
     if isinstance(given.get("stop"), str):
         given["stop"] = (given["stop"],)
     for name in ("stop", "stop_token_ids"):
         if isinstance(given.get(name), Iterable):
             given[name] = tuple(given[name])
-    return msgspec.structs.replace(options.get("sampling") or SamplingParams(), **given)
+    for name in given:
+        if name not in SamplingParams.__struct_fields__:
+            raise _no_option(name)
+    return msgspec.structs.replace(whole or SamplingParams(), **given)
+
+
+def _no_option(name: str) -> InvalidRequestError:
+    known = (*SamplingParams.__struct_fields__, *_NOT_SAMPLING)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; those of sampling are {', '.join(known)}"
+    return InvalidRequestError(
+        f"there is no option {name}{hint}", field=name, limit=", ".join(known)
+    )
 
 
 def deadline_ms_of(timeout_s: float | None) -> int:
@@ -131,8 +146,7 @@ def deadline_ms_of(timeout_s: float | None) -> int:
     if timeout_s is None:
         return 0
     limit_s = codec.DEADLINE_MS_MAX / 1000
-    is_number = isinstance(timeout_s, int | float)
-    if not (is_number and math.isfinite(timeout_s) and 0 < timeout_s <= limit_s):
+    if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= limit_s):
         raise InvalidRequestError(
             f"timeout_s is {shorten(timeout_s)}; it must be over 0, at most {limit_s:.0f}",
             field="timeout_s",

@@ -25,15 +25,23 @@ import secrets
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 from baton.batch import Batch, named, one_each
-from baton.calls import Message, deadline_ms_of, sampling_of
+from baton.calls import Message
 from baton.engine_thread import EngineThread
 from baton.line import Entry
 from baton.llm_control import EngineControls
-from baton.llm_start import engine_config_of, point_of, room_of, text_side
-from baton.prompts import Prompt, encode_prompt, split_prompts, token_ids_of
+from baton.llm_options import Options, request_of
+from baton.llm_start import (
+    check_place,
+    engine_config_of,
+    model_of,
+    point_of,
+    room_of,
+    text_side,
+)
+from baton.prompts import Prompt, encode_prompt, split_prompts
 from common.text.tokenizer import Tokenizer
 from executor.config import EngineConfig
 from executor.executor import GenerationExecutor
@@ -43,46 +51,6 @@ from executor.result import GenerationResult, ResultChunk
 from protos.completion import Completion
 from protos.errors import BatonError, WrongThreadError
 from protos.messages import ModelLimits, SamplingParams
-
-if TYPE_CHECKING:
-    from executor.engine.local import LogitsProcessor
-
-_OF_REQUEST = (
-    "external_id",
-    "timeout_s",
-    "output_prefix_token_ids",
-    "return_context_logits",
-    "return_generation_logits",
-    "logits_processor",
-    "multimodal",
-    "max_unread_tokens",
-)
-
-
-class Options(TypedDict, total=False):
-    """Keyword arguments of every request. Sampling given here wins over `sampling`.
-
-    `external_id` names the request in logs ("NAME-3" in a list); `timeout_s` is its
-    deadline from when the engine takes it. The next four and `max_unread_tokens` are
-    ExecutorRequest's (executor/request.py). `multimodal` is there to be refused by name.
-    """
-
-    external_id: str
-    timeout_s: float
-    output_prefix_token_ids: Sequence[int]
-    return_context_logits: bool
-    return_generation_logits: bool
-    logits_processor: LogitsProcessor
-    multimodal: Any
-    max_unread_tokens: int
-    max_tokens: int | None
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int | None
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
 
 
 class LLM(EngineControls):
@@ -100,7 +68,8 @@ class LLM(EngineControls):
         progress: Callable[[str], None] | None = None,
         **engine: Any,
     ) -> None:
-        """Load `model`, a Hugging Face folder or a GGUF file, and wait until it is ready.
+        """Load `model` and wait until it is ready: a Hugging Face folder, a GGUF file, or
+        "demo", the demo model.
 
         `engine` are the keys of a server's `engine:` section, such as
         `dtype="bfloat16", kv_cache={"num_blocks": 4096}`; or give a whole `config`.
@@ -113,7 +82,8 @@ class LLM(EngineControls):
         Raises ConfigError for what cannot work, EngineDeadError with the worker's
         own words where the engine does not come up.
         """
-        self._config = engine_config_of(str(model), executor, config, engine)
+        check_place()
+        self._config = engine_config_of(model_of(model, progress), executor, config, engine)
         if not self._config.executor.rpc_address:  # else the model is that worker's
             check_model(self._config)
         self.tokenizer, spec = text_side(tokenizer, self._config)
@@ -282,18 +252,12 @@ class LLM(EngineControls):
         sampling: SamplingParams | None,
         options: Mapping[str, Any],
     ) -> ExecutorRequest:
-        given = {name: value for name, value in options.items() if name in _OF_REQUEST}
-        external_id = given.pop("external_id", "") or self._mint_id()
-        deadline_ms = deadline_ms_of(given.pop("timeout_s", None))
-        prefix = given.pop("output_prefix_token_ids", ())
-        sampled = {name: value for name, value in options.items() if name not in _OF_REQUEST}
-        request = ExecutorRequest(
-            external_id=external_id,
-            prompt_token_ids=prompt_token_ids,
-            sampling=sampling_of({**sampled, "sampling": sampling}),
-            deadline_s=deadline_ms / 1000 or self._config.default_deadline_s,
-            output_prefix_token_ids=token_ids_of(prefix, "output_prefix_token_ids"),
-            **given,
+        request = request_of(
+            prompt_token_ids,
+            sampling,
+            options,
+            mint_id=self._mint_id,
+            default_deadline_s=self._config.default_deadline_s,
         )
         return admit_request(request, self.limits, self._executor.form)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from baton.launch.config import DEMO_MODEL
 from common.config import parse_config
 from common.security import load_secret
 from common.text.tokenizer import Tokenizer, load_tokenizer
@@ -18,6 +20,27 @@ from protos.errors import ConfigError
 
 if TYPE_CHECKING:
     from executor.attach.point import AttachPoint
+
+
+def check_place() -> None:
+    """Raises ConfigError where this process stands in a folder that is gone: the engine's
+    processes, and torch, fail there with errors that name everything else."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError(
+            f"the working directory cannot be used ({error.strerror}); os.chdir to one that exists",
+            field="working directory",
+        ) from None
+
+
+def model_of(model: str | Path, progress: Callable[[str], None] | None) -> str:
+    """As `baton up --model` takes it."""
+    if str(model) != DEMO_MODEL:
+        return str(model)
+    from baton.demo_model import demo_model_folder
+
+    return str(demo_model_folder(progress=progress or (lambda _: None)))
 
 
 def engine_config_of(

@@ -32,7 +32,8 @@ def require_model_path(path: Path) -> None:
     if path.is_dir() and (path / "config.json").is_file():
         return
     raise ConfigError(
-        f"model {str(path)!r} is neither a folder with a config.json nor a .gguf file",
+        f"model {str(path)!r} is neither a folder with a config.json nor a .gguf file "
+        "(`baton model demo` prints one)",
         field="model",
         value=str(path),
     )

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from executor.answer import Answer, ResultChunk
 from executor.engine.local import LocalOutput
 from executor.home import Home
+from protos.checks import invalid
 from protos.completion import Completion, timing_of
 from protos.errors import (
     BatonError,
@@ -274,7 +275,7 @@ class GenerationResult:
         """As `aresult`, from a plain thread. Raises TimeoutError where it takes longer
         than `timeout_s`; the request then goes on."""
         self._refuse_at_home("`await`")
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline_s = _deadline_s(timeout_s)
         while True:
             with self._lock:
                 if self._is_ended:
@@ -355,3 +356,12 @@ class GenerationResult:
                 "this thread runs the executor's own event loop, so a blocking call would wait "
                 f"for itself; use {instead}"
             )
+
+
+def _deadline_s(timeout_s: float | None) -> float | None:
+    """No clock reaches one that is too far away: it is none. Raises InvalidRequestError."""
+    if timeout_s is None:
+        return None
+    if not isinstance(timeout_s, int | float) or timeout_s != timeout_s:
+        raise invalid("timeout_s", timeout_s, "a number of seconds, or None")
+    return None if timeout_s > threading.TIMEOUT_MAX else time.monotonic() + timeout_s

@@ -118,7 +118,7 @@ def test_what_is_no_prompt_is_refused_by_name(llm: LLM, prompt: Any) -> None:
 
 
 def test_what_does_not_exist_or_cannot_cross_is_refused_by_name(llm: LLM) -> None:
-    with pytest.raises(TypeError, match="max_new_tokens"):
+    with pytest.raises(InvalidRequestError, match="no option max_new_tokens; did you mean max_to"):
         llm.generate("a", max_new_tokens=5)  # type: ignore[call-overload]
     for field in ("return_generation_logits", "return_context_logits", "multimodal"):
         with pytest.raises(UnsupportedError, match=field):
@@ -133,14 +133,29 @@ def test_what_does_not_exist_or_cannot_cross_is_refused_by_name(llm: LLM) -> Non
         ("sampling.top_p", {"top_p": 2.0}),
         ("output_prefix_token_ids", {"output_prefix_token_ids": "ab"}),
         ("external_id", {"external_id": "x" * 300}),
+        ("external_id", {"external_id": 5}),
+        ("timeout_s", {"timeout_s": 10**400}),
+        ("sampling", {"sampling": {"max_tokens": 3}}),
+        ("sampling", {"sampling": (SamplingParams() for _ in range(1))}),
+        ("sampling", {"sampling": [{}]}),
+        ("sampling.temperature", {"temperature": None}),
+        ("sampling.temperature", {"sampling": SamplingParams(temperature=None)}),  # type: ignore[arg-type]
+        ("sampling.top_k", {"top_k": None}),
+        ("sampling.stop", {"stop": 5}),
+        ("max_unread_tokens", {"max_unread_tokens": "x"}),
+        ("max_unread_tokens", {"max_unread_tokens": None}),
+        ("return_context_logits", {"return_context_logits": "yes"}),
+        ("logits_processor", {"logits_processor": 5}),
     ],
 )
 def test_each_option_is_judged_by_the_name_it_was_given_by(
     llm: LLM, field: str, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidRequestError) as raised:
-        llm.generate("a", **options)
-    assert raised.value.field == field
+    """Some came as Python's own errors, from wherever the value was first used."""
+    for prompts in ("a", ["a"]):
+        with pytest.raises(InvalidRequestError) as raised:
+            llm.generate(prompts, **options)
+        assert raised.value.field == field
 
 
 def test_arrays_are_token_ids_too(llm: LLM) -> None:

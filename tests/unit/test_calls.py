@@ -67,7 +67,7 @@ def test_zeroes_are_sent_so_that_the_server_can_refuse_them() -> None:
 
 def test_an_unknown_option_is_refused_by_name() -> None:
     options: Any = {"max_token": 3}
-    with pytest.raises(TypeError, match="max_token"):
+    with pytest.raises(InvalidRequestError, match="no option max_token; did you mean max_tokens"):
         make_call(options, None, prompt="a")
 
 
@@ -77,6 +77,7 @@ def test_an_unknown_option_is_refused_by_name() -> None:
         ({"timeout_s": 0.0}, "timeout_s"),
         ({"timeout_s": math.nan}, "timeout_s"),
         ({"timeout_s": 1e9}, "timeout_s"),
+        ({"timeout_s": 10**400}, "timeout_s"),
         ({"timeout_s": "soon"}, "timeout_s"),
         ({"seed": -1}, "sampling.seed"),
         ({"seed": 1 << 64}, "sampling.seed"),

@@ -18,6 +18,7 @@ from protos.completion import Completion
 from protos.errors import (
     BatonError,
     EngineDeadError,
+    InvalidRequestError,
     RequestCancelledError,
     ServerUnavailableError,
     SlowConsumerError,
@@ -220,6 +221,22 @@ async def test_a_timeout_ends_the_waiting_and_not_the_request() -> None:
     push(result, 1)
     assert (await waiting).token_ids == (0,)
     result.check()
+
+
+async def test_a_timeout_that_is_no_time_is_refused_and_one_too_far_away_is_none() -> None:
+    """`nan` is never reached and never over: the wait went round and round, and held a core."""
+    result = make()
+
+    def wait() -> Completion:
+        for bad in (float("nan"), "soon"):
+            with pytest.raises(InvalidRequestError, match="timeout_s"):
+                result.result(bad)  # type: ignore[arg-type]
+        return result.result(10**400)
+
+    waiting = asyncio.create_task(in_thread(wait))
+    await asyncio.sleep(0.05)
+    push(result, 1)
+    assert (await waiting).token_ids == (0,)
 
 
 async def test_a_cancelled_waiter_leaves_the_others_waiting() -> None:
