@@ -53,8 +53,9 @@ class HealthConfig(ConfigStruct, frozen=True, kw_only=True):
 
     silence_ms: Annotated[int, Meta(ge=100, le=3_600_000)] = 3_000
     """Nothing was heard from it for so long: it is stopped, swapped out or starved."""
-    stall_ms: Annotated[int, Meta(ge=100, le=3_600_000)] = 10_000
-    """Under work it finished no step and no layer of the model for so long."""
+    stall_ms: Annotated[int, Meta(ge=100, le=3_600_000)] = 4_000
+    """Under work it finished no step and no layer of the model for so long; with a heartbeat
+    and a look it is told within 5 s. A control call is no step: it has its own bound."""
     give_up_ms: Annotated[int, Meta(ge=100, le=3_600_000)] = 30_000
     """From its last sign of life or progress: it is killed, and the server ends."""
 
@@ -202,6 +203,8 @@ class EngineConfig(ConfigStruct, frozen=True, kw_only=True):
                 transfer.heartbeat_ms,
                 f"under stall_ms, {transfer.stall_ms}",
             )
+        if self.engine == "scripted" and self.device != "cpu":
+            raise refusal(f"{at}device", self.device, "cpu: the scripted engine uses no device")
         self.health.check(f"{at}health.")
         self.executor.check(f"{at}executor.")
         if self.engine == "torch" and self.executor.world.num_ranks > 1:

@@ -5,7 +5,11 @@ steps, and is answered there where its value is at hand, else by one control
 thread, which waits for what takes long: a trace being written, the members. So
 the loop never waits; answers bear their call's number.
 
-The leader's own verdict comes first: where it refuses, no member is asked.
+Room at the members is looked for first, then comes the leader's own verdict: where
+it refuses, no member is asked, and where it acts, all are.
+
+A call that fails ends alone, whatever it raised; the engine ends with it only where
+the error says so itself (severity ENGINE).
 
 Life: the thread starts with the first call and ends by `close`; calls that are
 still waiting then are not answered, since the world ends with them.
@@ -16,6 +20,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -50,6 +55,10 @@ class RankAnswer(Protocol):
 class Members(Protocol):
     """The other ranks, as the leader reaches them."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the next call will be sent to all of them."""
+
     def call_all(
         self, method: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> Future[tuple[RankAnswer, ...]]:
@@ -79,19 +88,30 @@ class ControlDesk:
         self._members = members
         self._begun: queue.Queue[_Begun | None] = queue.Queue(CALLS_MAX)
         self._thread: threading.Thread | None = None
+        self._began_at_s: float | None = None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the loop is within a call, which may take longer than a step; one that takes
+        longer than any may counts as a step that hangs."""
+        began_at_s = self._began_at_s
+        return began_at_s is not None and time.monotonic() - began_at_s < MEMBERS_S_MAX
 
     def begin(self, frontend_id: int, call: Call) -> None:
         """Raises what is of severity ENGINE; every other error is the call's answer."""
+        self._began_at_s = time.monotonic()
         try:
-            if self._begun.full():
-                raise OverloadedError(f"{CALLS_MAX} control calls wait already", limit=CALLS_MAX)
+            self._check_room()
             arguments = _decoded(call)
             own = call_method(self._control.methods(), call.method, arguments)
-        except BatonError as error:
-            if error.severity is not Severity.REQUEST:
+        except Exception as error:
+            failure = _as_failure(call.method, error)
+            if failure.severity is not Severity.REQUEST:
                 raise
-            self._say(frontend_id, CallReply(call.call_id, (), error.to_data()))
+            self._say(frontend_id, CallReply(call.call_id, (), failure.to_data()))
             return
+        finally:
+            self._began_at_s = None
         others = None
         if self._members is not None:
             others = self._members.call_all(call.method, arguments, MEMBERS_S_MAX)
@@ -100,6 +120,12 @@ class ControlDesk:
             return
         self._begun.put(_Begun(frontend_id, call.call_id, call.method, own, others))
         self._start()
+
+    def _check_room(self) -> None:
+        """Before anything is done: what rank 0 did alone, the members would not know of."""
+        has_room = self._members is None or self._members.has_room
+        if self._begun.full() or not has_room:
+            raise OverloadedError(f"{CALLS_MAX} control calls wait already", limit=CALLS_MAX)
 
     def close(self) -> None:
         """Leaves a thread that is writing a file to end with the process."""
@@ -133,7 +159,7 @@ class ControlDesk:
 def _decoded(call: Call) -> dict[str, Any]:
     try:
         return msgspec.msgpack.decode(call.arguments, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise RequestFailedError(f"{call.method}: its arguments cannot be read: {error}") from None
 
 

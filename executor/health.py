@@ -15,7 +15,7 @@ from executor.config import HealthConfig
 @dataclass(frozen=True, slots=True)
 class HealthBounds:
     silence_s: float = 3.0
-    stall_s: float = 10.0
+    stall_s: float = 4.0
     give_up_s: float = 30.0
 
     @classmethod
@@ -27,9 +27,10 @@ class HealthBounds:
 class ProgressWatch:
     """Pure: fed with what comes from the worker and with times, asked for the trouble.
 
-    It is asked every `period_s` at least. Where that did not happen, it was we
-    who stood still (stopped, swapped out, one long callback), and what the
-    worker said meanwhile is still to be read: that time is not held against it.
+    It is asked every `period_s` at least. What lies over that between two looks was
+    our own standstill (stopped, swapped out, one long callback), and what the worker
+    said meanwhile is still to be read: none of it is held against it, however short,
+    since several short ones in a row would add up to a silence.
     """
 
     bounds: HealthBounds
@@ -79,8 +80,7 @@ class ProgressWatch:
         return now_s - min(self.heard_at_s, self.advanced_at_s) > self.bounds.give_up_s
 
     def _forgive_own_sleep(self, now_s: float) -> None:
-        slept_s = now_s - self.looked_at_s - self.period_s
+        slept_s = max(0.0, now_s - self.looked_at_s - self.period_s)
         self.looked_at_s = now_s
-        if slept_s > self.period_s:
-            self.heard_at_s = min(now_s, self.heard_at_s + slept_s)
-            self.advanced_at_s = min(now_s, self.advanced_at_s + slept_s)
+        self.heard_at_s = min(now_s, self.heard_at_s + slept_s)
+        self.advanced_at_s = min(now_s, self.advanced_at_s + slept_s)

@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 SEND_SLICE_S = 1.0
 LINGER_MS = 2000
 LANES_MAX = 1024
+PARTINGS_MAX = 64
+PARTING_S_MAX = 60.0
 _WORKER_FRAME: Any = WorkerFrame
 
 
@@ -139,6 +141,9 @@ class Lanes:
         self._lanes: dict[int, WorkerLane] = {}
         self._arrivals: deque[WorkerLane] = deque()
         self._departures: deque[WorkerLane] = deque()
+        self._partings: deque[tuple[WorkerLane, str, float]] = deque()
+        """Closed while their frontend's queue was full: why, and until when that is tried to
+        be told. Else it would take our silence for our death."""
         self._change_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._is_shut = False
         self._greeting: Ready | None = None
@@ -234,6 +239,7 @@ class Lanes:
                 for lane in self._lanes.values():
                     if lane.flush():
                         lane.sender.send(heartbeat)
+                self._part()
             finally:
                 self._lock.release()
 
@@ -287,6 +293,8 @@ class Lanes:
         with self._lock:
             lanes = list(self._lanes.values())
             self._lanes.clear()
+            while self._partings:
+                self._partings.popleft()[0].sender.socket.close()
         for lane in lanes:
             lane.sender.socket.close()
             if not has_receiver:
@@ -321,13 +329,25 @@ class Lanes:
         frontend_id = lane.spec.frontend_id
         del self._lanes[frontend_id]
         logger.log(level, "the lane of frontend %d is closed: %s", frontend_id, why)
-        lane.sender.send(LaneClosed(why))
-        lane.sender.socket.close()
+        if lane.sender.send(LaneClosed(why)) or level == logging.INFO:
+            lane.sender.socket.close()  # it knows: it has left, or has just been told
+        else:
+            self._partings.append((lane, why, self._clock() + PARTING_S_MAX))
         self._num_bad_frames += lane.opener.num_bad
         self._departures.append(lane)
         os.eventfd_write(self._change_fd, 1)
         self._inbox.tell(frontend_id, LaneEnded(why))
         self._on_closed(frontend_id, why)
+
+    def _part(self) -> None:
+        """Each hears why its lane is closed as soon as its queue has room."""
+        for _ in range(len(self._partings)):
+            lane, why, ends_at_s = self._partings.popleft()
+            is_late = self._clock() >= ends_at_s or len(self._partings) >= PARTINGS_MAX
+            if lane.sender.send(LaneClosed(why)) or is_late:
+                lane.sender.socket.close()
+            else:
+                self._partings.append((lane, why, ends_at_s))
 
 
 def _unpacked(frame: WorkerFrame) -> tuple[ToWorker, ...]:

@@ -8,7 +8,8 @@ from executor.config import EngineConfig
 from executor.health import HealthBounds
 from executor.post.limits import PostLimits
 
-HEARTBEAT_S_MAX = 1.0
+HEARTBEAT_S_MAX = 0.4
+"""A step that hangs is told a beat, `health.stall_ms` and a look later: within 5 s as delivered."""
 BEATS_PER_SILENCE = 3
 """A heartbeat or two may be late without the worker counting as silent."""
 

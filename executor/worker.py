@@ -127,6 +127,7 @@ class Worker:
         self._desk = ControlDesk(engine.control, answers.say, members)
         self._listeners: dict[int, Listen] = {}
         self._progress = 0
+        self._num_beats_in_calls = 0
         self._is_busy = False
         self._is_stopped = False
         self._accepted: list[int] = []
@@ -134,8 +135,10 @@ class Worker:
         self._ended_lanes: dict[int, None] = {}
 
     def heartbeat(self) -> Heartbeat:
-        """`progress` takes in what the engine does within a step: a large model's step is long."""
-        progress = self._progress + self._engine.progress
+        """`progress` takes in what the engine does within a step: a large model's step is long.
+        A control call may take longer than any step, so it counts as progress while it may."""
+        self._num_beats_in_calls += self._desk.is_at_work
+        progress = self._progress + self._num_beats_in_calls + self._engine.progress
         return Heartbeat(progress, self._is_busy, self._engine.control.is_asleep)
 
     def run(self) -> None:

@@ -100,10 +100,10 @@ class BatonError(Exception):
         return ErrorData(
             kind=type(self).__name__,
             severity=self.severity,
-            message=self.message,
-            field=self.field,
-            value=self.value,
-            limit=self.limit,
+            message=_sendable(self.message),
+            field=_sendable(self.field),
+            value=_sendable(self.value),
+            limit=_sendable(self.limit),
         )
 
 
@@ -244,6 +244,11 @@ def from_data(data: ErrorData) -> BatonError:
         limit=data.limit,
         severity=data.severity,
     )
+
+
+def _sendable(text: str) -> str:
+    """Lone surrogates, as in a path that is no UTF-8, cannot be encoded: told by their numbers."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def shorten(value: object, length_max: int = 80) -> str:

@@ -11,7 +11,7 @@ from executor.engine.handoff import KvMover
 from executor.engine.profiles import Tracer
 from executor.engine.runner_seam import Runner
 from executor.engine.scheduler import Scheduler
-from protos.errors import UnsupportedError
+from protos.errors import InternalError, Severity, UnsupportedError
 
 
 class CoreControl(ControlBase):
@@ -43,8 +43,14 @@ class CoreControl(ControlBase):
             return
         self.refuse_held(self._holders())
         self._runner.check_release()
-        self._blocks.forget_cached()
-        self._runner.release()
+        try:
+            self._blocks.forget_cached()
+            self._runner.release()
+        except Exception as error:  # half of it is gone: neither awake nor asleep
+            raise InternalError(
+                f"falling asleep failed half-way: {type(error).__name__}: {error}",
+                severity=Severity.ENGINE,
+            ) from error
         self._is_asleep = True
 
     def wake_up(self) -> None:

@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Protocol
 
 from executor.engine.control_seam import TraceExport
-from protos.errors import InvalidRequestError, NotNowError, RequestFailedError
+from protos.errors import InvalidRequestError, NotNowError, RequestFailedError, shorten
 
 PROFILE_STEPS_MAX = 10_000
 PATH_LENGTH_MAX = 4096
+NAME_BYTES_MAX = 200
+"""Of the file's name: a rank's own and the one of the unfinished file are somewhat longer, and
+file systems take 255."""
 
 WriteTrace = Callable[[Path], None]
 
@@ -114,9 +117,18 @@ class Profiles:
 
 
 def _checked_path(text: str) -> Path:
+    try:
+        return _looked_at(text)
+    except (OSError, ValueError):  # the system refuses even to look at it
+        raise _bad_path(text, "in a folder that exists and can be written to") from None
+
+
+def _looked_at(text: str) -> Path:
     path = Path(text)
     if not 0 < len(text) <= PATH_LENGTH_MAX or "\0" in text or not path.is_absolute():
         raise _bad_path(text, f"an absolute path of at most {PATH_LENGTH_MAX} characters")
+    if len(path.name.encode()) > NAME_BYTES_MAX:
+        raise _bad_path(text, f"a file whose name has at most {NAME_BYTES_MAX} bytes")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise _bad_path(text, "in a folder that exists and can be written to")
     if path.is_dir():
@@ -125,8 +137,9 @@ def _checked_path(text: str) -> Path:
 
 
 def _bad_path(value: str, limit: str) -> InvalidRequestError:
+    shown = shorten(value)
     return InvalidRequestError(
-        f"path is {value!r}; it must be {limit}", field="path", value=value, limit=limit
+        f"path is {shown!r}; it must be {limit}", field="path", value=repr(shown), limit=limit
     )
 
 

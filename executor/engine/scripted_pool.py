@@ -39,7 +39,10 @@ class ScriptedPool:
     ) -> None:
         self.num_blocks = num_blocks
         self.leased_blocks_max = int(num_blocks * leased_share_max)
-        self._free = deque(range(num_blocks))
+        self._free: deque[int] = deque()
+        self._num_begun = 0
+        """Blocks that were ever taken; those from here on are free, and not listed: a pool of
+        any size takes memory only for what was used of it."""
         self._holders: dict[int, str] = {}
         self._leases: dict[DisaggRequestId, Lease] = {}
         self._released: OrderedDict[DisaggRequestId, None] = OrderedDict()
@@ -53,14 +56,18 @@ class ScriptedPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + self.num_blocks - self._num_begun
 
     def can_take(self, num_blocks: int, *, num_to_lease: int = 0) -> bool:
         fits_share = self._num_leased + num_to_lease <= self.leased_blocks_max
-        return num_blocks <= len(self._free) and (num_to_lease == 0 or fits_share)
+        return num_blocks <= self.num_free and (num_to_lease == 0 or fits_share)
 
     def take(self, num_blocks: int, holder: str) -> tuple[int, ...]:
-        block_ids = tuple(self._free.popleft() for _ in range(num_blocks))
+        assert num_blocks <= self.num_free
+        num_used = min(num_blocks, len(self._free))
+        begun = range(self._num_begun, self._num_begun + num_blocks - num_used)
+        block_ids = (*(self._free.popleft() for _ in range(num_used)), *begun)
+        self._num_begun += len(begun)
         self._holders.update(dict.fromkeys(block_ids, holder))
         return block_ids
 
@@ -127,7 +134,7 @@ class ScriptedPool:
 
     def check(self) -> None:
         """Raises AssertionError where a block has no holder, or two places."""
-        assert len(self._free) + len(self._holders) == self.num_blocks
+        assert len(self._free) + len(self._holders) == self._num_begun <= self.num_blocks
         assert not any(block_id in self._holders for block_id in self._free)
         leased = sum(len(lease.block_ids) for lease in self._leases.values())
         assert leased == self._num_leased == self.blocks_by_owner()["lease"]

@@ -84,6 +84,13 @@ class Leader(threading.Thread):
                 lambda: len(self._joined) == len(self._members), timeout_s
             )
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one more call can be made. Asked by the only thread that makes any, so that
+        it stays true until its next call."""
+        with self._condition:
+            return not self._is_closing and len(self._pending) < CALLS_MAX
+
     def call_all(
         self, method: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> Future[Values]:

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import zmq
+
 from executor.engine.factory import create_engine
 from executor.engine.seam import Engine, EngineIdentity
 from executor.inbox import Inbox
@@ -28,7 +30,7 @@ from executor.world.messages import (
     ToRank,
 )
 from executor.world.orders import Orders
-from protos.errors import BatonError, EngineDeadError, ErrorData
+from protos.errors import BatonError, EngineDeadError, ErrorData, OverloadedError
 
 
 class Leading:
@@ -151,3 +153,8 @@ class Leading:
             self._say(LaneOpened(frontend_id, spec=self._lanes.open(message.spec)))
         except BatonError as error:
             self._say(LaneOpened(frontend_id, error=error.to_data()))
+        except (OSError, zmq.ZMQError) as error:  # strangers may have taken all descriptors
+            refusal = OverloadedError(
+                f"rank 0 cannot open sockets for one more frontend: {error}", field="lanes"
+            )
+            self._say(LaneOpened(frontend_id, error=refusal.to_data()))

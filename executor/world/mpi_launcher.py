@@ -5,6 +5,9 @@ the owner of the world is never that process: this one is. Once the ranks run it
 group and waits for the end of either side. Orders come by standard input, which then stays
 open as the owner's sign of life; its end is seen in every phase, also while MPI is busy.
 
+MPI's own helpers (mpiexec, its proxies) are watched too: where one of them is killed, ranks
+and a spawn under way may wait for it for ever. Then all of it ends.
+
 Whatever MPI starts stays below this process, which adopts orphans: at the end it kills and
 reaps all of it, and removes the shared memory of ranks that were cut off before they could.
 
@@ -36,6 +39,10 @@ PR_SET_CHILD_SUBREAPER = 36
 REAP_S_MAX = 2.0
 EXIT_ASKED, EXIT_NOT_STARTED, EXIT_ENDED = 0, 1, 2
 LENGTH_BYTES = 8
+HELPERS = ("mpiexec", "mpirun", "hydra_pmi_proxy", "prte", "orted")
+LOOKS_EVERY_S = 0.2
+ORDERLY_S_MAX = 0.5
+"""After an orderly end helpers end one by one, and then we do."""
 
 
 def main() -> int:
@@ -44,6 +51,7 @@ def main() -> int:
     length = int.from_bytes(sys.stdin.buffer.read(LENGTH_BYTES), "little")
     data = sys.stdin.buffer.read(length)
     threading.Thread(target=_end_with_owner, name="owner-watch", daemon=True).start()
+    threading.Thread(target=_end_with_helpers, name="helper-watch", daemon=True).start()
     try:
         spawn(data, len(read_all(data)))
     except BatonError as error:
@@ -79,6 +87,34 @@ def _end_with_owner() -> None:
     _end_descendants()
     forget_shared_memory()
     end(EXIT_ASKED)
+
+
+def _end_with_helpers() -> None:
+    seen: dict[int, str] = {}
+    while not (lost := _lost(seen)):
+        time.sleep(LOOKS_EVERY_S)
+    time.sleep(ORDERLY_S_MAX)
+    print(f"ERROR MPI's {seen[lost]} (process {lost}) is gone", file=sys.stderr)  # noqa: T201
+    _end_descendants()
+    forget_shared_memory()
+    end(EXIT_ENDED)
+
+
+def _lost(seen: dict[int, str]) -> int:
+    """The first helper that was seen and has ended; 0 where there is none."""
+    living = {pid: name for pid in _descendants(os.getpid()) if (name := _helper(pid))}
+    seen |= living
+    return next((pid for pid in seen if pid not in living), 0)
+
+
+def _helper(pid: int) -> str:
+    """Its name; empty for a rank, and for what has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    name, state = stat.partition("(")[2].rpartition(")")[::2]
+    return name if name.startswith(HELPERS) and state.split()[0] != "Z" else ""
 
 
 def _end_descendants() -> None:

@@ -6,6 +6,8 @@
     SERVING ──stop──> STOPPING ──all done──> LEAVING ──all gone──> ENDED
     any other ──stop──> KILLING ──all gone, or the bound──> ENDED
     STOPPING, LEAVING ──the bound, or a silent rank──> KILLING
+    STOPPING ──rank 0 gone before its word──> KILLING
+    STOPPING ──another death, or rank 0 done──> the short bound
 
 Detection (`Gone`, `Died`) only makes the world suspect; what it means is decided once, when
 the last words are read: then survivors are killed first and the cause is declared after.
@@ -133,6 +135,7 @@ class WorldTable:
         """Which rank is silent, in words; empty while all are heard."""
         if self.phase is not Phase.SERVING:
             return ""
+        now_s = min(now_s, self._ticked_at_s + self.bounds.period_s)  # later, and it was we
         limit_s = self.bounds.silence_s
         for rank in self._silent(now_s, limit_s):
             silent_s = now_s - rank.heard_at_s
@@ -184,6 +187,8 @@ class WorldTable:
                 return self._on_died(rank, event.words, now_s)
             case Done():
                 rank.is_done = True
+                if event.rank == 0:  # members were told before; who missed it is not waited for
+                    self._hasten(now_s)
                 return self._go_on_ending(now_s)
             case Heard():
                 return []
@@ -245,7 +250,20 @@ class WorldTable:
         if self.phase in (*ALIVE, Phase.SUSPECT):
             self._exits.append(event.words)
             self._suspect(now_s)
+        return self._go_on_without(event.rank, now_s)
+
+    def _go_on_without(self, gone: int, now_s: float) -> list[Effect]:
+        """A death while stopping: no orderly end is left to be waited for. Only rank 0 tells
+        members to stop, so without its word none of them would ever hear of it."""
+        if self.phase is Phase.STOPPING:
+            self._hasten(now_s)
+            if gone == 0 and not self._ranks[0].is_done:
+                return self._kill(now_s)
         return self._go_on_ending(now_s)
+
+    def _hasten(self, now_s: float) -> None:
+        if self.phase is Phase.STOPPING:
+            self._deadline_s = min(self._deadline_s, now_s + self.bounds.stop_dead_s_max)
 
     def _on_give_up(self, why: str, now_s: float) -> list[Effect]:
         """Whoever does not come back is killed at once; the last words are read meanwhile."""
@@ -332,12 +350,12 @@ class WorldTable:
                 assert_never(self.phase)
 
     def _forgive_own_sleep(self, now_s: float) -> None:
-        """What the ranks said while the owner stood still is yet to be read."""
-        slept_s = now_s - self._ticked_at_s - self.bounds.period_s
+        """What the ranks said while the owner stood still is yet to be read. Short ones count
+        too: several in a row would add up to a silence."""
+        slept_s = max(0.0, now_s - self._ticked_at_s - self.bounds.period_s)
         self._ticked_at_s = now_s
-        if slept_s > self.bounds.period_s:
-            for rank in self._ranks:
-                rank.heard_at_s = min(now_s, rank.heard_at_s + slept_s)
+        for rank in self._ranks:
+            rank.heard_at_s = min(now_s, rank.heard_at_s + slept_s)
 
     def _on_overdue_start(self, now_s: float) -> list[Effect]:
         bounds = self.bounds

@@ -159,6 +159,18 @@ def test_an_owner_that_slept_does_not_blame_the_ranks() -> None:
     assert world.table.trouble(500.0) == ""
 
 
+def test_short_sleeps_of_the_owner_do_not_add_up_to_a_ranks_silence() -> None:
+    """Bug: looks that each came less than a period late were not forgiven; and who asked between
+    the owner's long sleep and its next tick was told that a healthy rank is silent."""
+    world = Driven(2).serving()
+    for at_s in (1.9, 3.8, 5.7):
+        assert world.give(Tick(), at_s=at_s) == []
+        assert world.table.trouble(at_s) == ""
+    world.give(Heard(0))
+    world.give(Heard(1))
+    assert world.table.trouble(100.0) == ""
+
+
 def test_a_rank_that_loads_may_be_silent_where_its_end_would_be_seen() -> None:
     seen, unseen = Driven(2), Driven(2)
     seen.hello(0, 1)
@@ -183,6 +195,35 @@ def test_a_wanted_end_goes_in_order() -> None:
     assert world.give(Gone(LAUNCHER, "")) == [End(())]
     assert world.table.cause == SHUT_DOWN
     assert world.give(StopAsked()) == []
+
+
+def test_whoever_dies_while_stopping_leaves_only_the_short_bound() -> None:
+    """Bug: rank 0 alone tells members to stop. Killed in that phase it left rank 1 beating, and
+    the shutdown took its whole 180 s."""
+    world = Driven(2).serving()
+    world.give(StopAsked())
+    assert world.give(Gone(0, "killed")) == [KillAll()]
+    assert world.is_in("killing")
+    assert world.give(Gone(1, "")) == [End(())]
+
+    world = Driven(3, has_launcher=True).serving()
+    world.give(StopAsked())
+    world.give(Done(1))
+    assert world.give(Gone(1, "killed")) == []
+    for gone in (Gone(2, "killed"), Gone(LAUNCHER, "killed")):
+        world = Driven(3, has_launcher=True).serving()
+        world.give(StopAsked())
+        assert world.give(gone) == []
+        assert world.table.deadline_s == BOUNDS.stop_dead_s_max
+
+
+def test_a_member_that_missed_its_stop_is_waited_for_a_short_while_after_rank_0() -> None:
+    """Bug: rank 0 was done, a member that had not heard of it was waited for as for a long step."""
+    world = Driven(2).serving()
+    world.give(StopAsked())
+    world.give(Done(0), at_s=60.0)
+    world.give(Heard(1), at_s=64.0)
+    assert world.give(Tick(), at_s=65.0) == [KillAll()]
 
 
 def test_a_world_in_trouble_gets_the_short_bound() -> None:
