@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from docs.config_page import config_page
 from executor.ledger import LIVE, TABLE, Event, State
 
 FOLDER = Path(__file__).resolve().parent
@@ -106,7 +107,7 @@ def _ways(state: State) -> str:
     return "; ".join(f"{', '.join(events)} → {target}" for target, events in ways.items())
 
 
-PAGES = {"ledger.md": ledger_page}
+PAGES = {"ledger.md": ledger_page, "configuration.md": config_page}
 
 
 def main() -> int:

@@ -18,16 +18,23 @@ SERVERS_MAX = 4096
 
 class RouterConfig(ConfigStruct, frozen=True, kw_only=True):
     name: str = "router"
+    """Tells this router from others in logs and status."""
     listen: str = "127.0.0.1:8100"
+    """HOST:PORT for clients; port 0 picks a free one."""
     metrics_listen: str = ""
     """HOST:PORT for Prometheus; empty: off."""
     secret_file: str
+    """The cluster secret, the same on every host, mode 0600."""
     model: str = ""
     """The model's folder or GGUF file, for its tokenizer; empty: prompts as token ids only."""
     context_servers: tuple[str, ...] = ()
+    """HOST:PORT of each."""
     generation_servers: tuple[str, ...] = ()
+    """HOST:PORT of each."""
     context_policy: PolicyName = "least_loaded"
+    """Which server a request goes to: in turn, or where the fewest tokens are open."""
     generation_policy: PolicyName = "least_loaded"
+    """The same."""
     disaggregation: Literal["always", "never"] = "always"
     """never: generation servers do both phases."""
     default_deadline_s: Annotated[float, Meta(gt=0, le=24 * 3600)] = 600.0
@@ -38,11 +45,15 @@ class RouterConfig(ConfigStruct, frozen=True, kw_only=True):
     """Requests take turns on them. Frontends that share a server's port have each its own
     connections, and the kernel deals them out at random: several for each are needed."""
     heartbeat_s: Annotated[float, Meta(ge=0.01, le=600)] = 1.0
+    """How often each server is asked how it is."""
     heartbeat_timeout_s: Annotated[float, Meta(ge=0.01, le=3600)] = 3.0
     """A server that is silent for so long counts as gone."""
     shutdown_grace_s: Annotated[float, Meta(ge=0, le=600)] = 5.0
+    """How long open requests may go on after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is logged."""
     log_format: LogFormat = "text"
+    """json: one object a line."""
 
     def check(self, at: str = "") -> None:
         """Raises ConfigError for values that no router can work with."""

@@ -34,8 +34,11 @@ class ServerConfig(ConfigStruct, frozen=True, kw_only=True):
     shutdown_grace_s: Annotated[float, Meta(ge=0, le=600)] = 0.5
     """How long open streams may go on after SIGTERM."""
     max_open_requests: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
+    """One more is refused at once."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is logged."""
     log_format: Literal["text", "json"] = "text"
+    """json: one object a line."""
 
     def engine_here(self) -> EngineConfig:
         """The engine's section as it is meant on this host."""

@@ -23,25 +23,33 @@ Port = Annotated[int, Meta(ge=0, le=PORT_MAX)]
 
 
 class RouterSection(ConfigStruct, frozen=True, kw_only=True):
-    """What is None is left to the router's own default."""
+    """What is empty is left to the router's own default."""
 
     listen: str = DEFAULT_ROUTER_ADDRESS
+    """HOST:PORT for clients; port 0 picks a free one."""
     metrics_listen: str = ""
     """HOST:PORT of /metrics; empty: off."""
     context_policy: PolicyName | None = None
+    """As the router's own."""
     generation_policy: PolicyName | None = None
+    """As the router's own."""
     disaggregation: Literal["always", "never"] | None = None
+    """As the router's own."""
     default_deadline_s: Annotated[float, Meta(gt=0, le=24 * 3600)] | None = None
+    """As the router's own."""
     max_in_flight: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    """As the router's own."""
     connections_per_server: Annotated[int, Meta(ge=1, le=256)] | None = None
-    """None: 4 for each frontend of a server."""
+    """As the router's own; empty: 4 for each frontend of a server, where it has several."""
 
 
 class PoolSection(ConfigStruct, frozen=True, kw_only=True):
     """All servers of one role."""
 
     count: Annotated[int, Meta(ge=0, le=SERVERS_MAX)] = 1
+    """How many servers."""
     host: str = "127.0.0.1"
+    """Where they listen."""
     first_port: Port = 0
     """The servers take ports from here on; 0: any that are free."""
     first_metrics_port: Port = 0
@@ -56,7 +64,9 @@ class ClusterConfig(ConfigStruct, frozen=True, kw_only=True):
     model: str = DEMO_MODEL
     """A Hugging Face folder, a GGUF file, or "demo"."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of every engine."""
     device: str = "cpu"
+    """Of every engine."""
     engine: dict[str, Any] = msgspec.field(default_factory=dict)
     """Any key of a server's `engine` section, for both roles."""
     router: RouterSection = RouterSection()
@@ -67,6 +77,7 @@ class ClusterConfig(ConfigStruct, frozen=True, kw_only=True):
     secret_file: str = ""
     """Empty: `secret` in `runtime_dir`. Made where it is missing."""
     start_timeout_s: Annotated[float, Meta(gt=0, le=24 * 3600)] = 300.0
+    """Until every process must be ready."""
     stop_timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
     """After SIGTERM; what runs still is killed then."""
     shutdown_grace_s: Annotated[float, Meta(ge=0, le=600)] = 1.0

@@ -15,6 +15,7 @@ from executor.placement import check_engine_here, engine_here
 
 class WorkerConfig(ConfigStruct, frozen=True, kw_only=True):
     name: str = "worker-0"
+    """Tells this worker from others in logs."""
     listen: str = "127.0.0.1:8201"
     """HOST:PORT where frontends attach; port 0 picks a free one."""
     secret_file: str
@@ -23,7 +24,9 @@ class WorkerConfig(ConfigStruct, frozen=True, kw_only=True):
     shutdown_grace_s: Annotated[float, Meta(ge=0, le=600)] = 0.5
     """How long running requests may go on after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is logged."""
     log_format: Literal["text", "json"] = "text"
+    """json: one object a line."""
 
     def engine_here(self) -> EngineConfig:
         """The engine's section as it is meant on this host."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs import make_pages
+from docs.config_page import config_page
 from executor import ledger
 from executor.ledger import Event, State
 
@@ -25,6 +26,14 @@ def test_a_change_of_the_table_changes_the_page(monkeypatch: pytest.MonkeyPatch)
     before = make_pages.ledger_page()
     monkeypatch.setitem(ledger.TABLE, (State.REGISTERED, Event.FINISH), State.FINISHED)
     assert make_pages.ledger_page() != before
+
+
+def test_every_key_of_every_file_has_its_meaning() -> None:
+    rows = re.findall(r"^\| `([\w.]+)` \|.*\| (.*) \|$", config_page(), re.MULTILINE)
+    assert len(rows) > 100
+    assert [key for key, meaning in rows if not meaning.strip()] == []
+    for key in ("engine.executor.world.launcher", "engine.health.stall_ms", "frontends"):
+        assert key in dict(rows)
 
 
 def test_the_page_of_faults_names_tests_that_are_there() -> None:
