@@ -20,7 +20,9 @@ class KvCacheConfig(ConfigStruct, frozen=True, kw_only=True):
     """`num_blocks` blocks of `tokens_per_block` tokens each are allocated at start."""
 
     num_blocks: Count = 1024
+    """Of the whole pool, which is allocated at start."""
     tokens_per_block: Annotated[int, Meta(ge=1, le=65_536)] = 16
+    """Servers that hand KV to each other must agree."""
     leased_share_max: Annotated[float, Meta(gt=0, le=1)] = 0.75
     """Share of the pool that leases may pin; a context_only request beyond it waits."""
 
@@ -31,21 +33,28 @@ class SchedulerConfig(ConfigStruct, frozen=True, kw_only=True):
     max_batch_tokens: Count = 1024
     """Tokens of one step, decode and prefill chunks together."""
     prefill_chunk_tokens: Count = 512
+    """Of one prompt in one step: a long prompt leaves room for others' decoding."""
     max_queued: Count = 1024
     """Requests that may wait; one more is refused with OverloadedError."""
 
 
 class TransferConfig(ConfigStruct, frozen=True, kw_only=True):
     transport: Literal["ucx", "inproc"] = "ucx"
+    """inproc: KV stays in the engine's process, and nobody can fetch it."""
     ucx_tls: str = "tcp,self,posix,cma"
     """UCX_TLS. "tcp,self" keeps shared memory out."""
     ucx_net_devices: str = ""
     """UCX_NET_DEVICES; empty: all."""
     lease_ms: Milliseconds = 10_000
+    """How long KV is kept for a server that neither fetches it nor renews."""
     stall_ms: Milliseconds = 3_000
+    """A transfer from which nothing was heard for so long has failed."""
     heartbeat_ms: Milliseconds = 1_000
+    """How often the two sides of a quiet transfer say that they are there."""
     segment_bytes_max: Annotated[int, Meta(ge=1, le=1 << 40)] = 4 << 20
+    """Bytes that cross as one message; never less than a block."""
     segments_in_flight_max: Annotated[int, Meta(ge=1, le=1024)] = 4
+    """Messages of one transfer that may be on their way at once."""
 
 
 class HealthConfig(ConfigStruct, frozen=True, kw_only=True):
@@ -74,6 +83,7 @@ class WorldConfig(ConfigStruct, frozen=True, kw_only=True):
     """auto: external inside an outer mpirun or srun, mpi for several ranks where mpi4py is
     installed, else spawn."""
     num_ranks: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Processes of one engine; today only the scripted engine takes several."""
 
 
 class ExecutorConfig(ConfigStruct, frozen=True, kw_only=True):
@@ -129,10 +139,15 @@ class ScriptedConfig(ConfigStruct, frozen=True, kw_only=True):
     """
 
     step_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 0.0
+    """How long a step takes."""
     load_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 0.0
+    """How long loading takes."""
     vocab_size: Count = 32_000
+    """Tokens are 0 up to this."""
     max_total_tokens: Annotated[int, Meta(ge=2, le=(1 << 31) - 1)] = 8192
+    """Prompt and completion together."""
     eos_token_ids: tuple[Annotated[int, Meta(ge=0, le=(1 << 31) - 1)], ...] = ()
+    """They end a sequence, where the script comes upon them."""
     stamps_tokens: bool = False
     """Instead of the scripted tokens: the monotonic clock in microseconds at the step's end,
     modulo `vocab_size`, so that a consumer can tell how long a token took to reach it."""
@@ -147,6 +162,7 @@ class ScriptedConfig(ConfigStruct, frozen=True, kw_only=True):
     hang_token_id: TokenIdDrill = -1
     """`step` stands still for `hang_s`."""
     hang_s: Annotated[float, Meta(ge=0, le=24 * 3600)] = 3600.0
+    """See `hang_token_id`."""
 
 
 class EngineConfig(ConfigStruct, frozen=True, kw_only=True):
@@ -155,15 +171,19 @@ class EngineConfig(ConfigStruct, frozen=True, kw_only=True):
     served_model_name: str = ""
     """The name clients ask for; empty: the folder's or file's name."""
     engine: Literal["torch", "scripted"] = "torch"
+    """scripted needs no model: see `scripted`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights, the computation and the KV."""
     device: str = "cpu"
+    """As torch names it: cpu, cuda, cuda:1."""
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """Threads of torch; 0: torch's default."""
+    """Threads of torch; 0: torch's default, all cores: give each engine of a host its share."""
     max_prompt_tokens: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
     """0: what the model and the pool leave room for."""
     max_total_tokens: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
     """Prompt and completion together; 0: what the model and the pool leave room for."""
     default_deadline_s: DeadlineSeconds = 600.0
+    """For requests that name none."""
     kv_cache: KvCacheConfig = KvCacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     transfer: TransferConfig = TransferConfig()
