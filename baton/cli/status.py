@@ -15,6 +15,7 @@ from baton.cli.server_option import (
 )
 
 if TYPE_CHECKING:
+    from baton.client import Client
     from protos.messages import LedgerAudit, ServerInfo
 
 FILE_WIDTH = 200
@@ -50,7 +51,8 @@ def status(server: str | None, runtime_dir: Path, secret_file: Path | None, as_j
         telling_wrong_secret(path, address),
         Client(address, control_token=secret.control_token()) as client,
     ):
-        picture = make_picture(client.info(), client.ledger(), address)
+        info = client.info()
+        picture = make_picture(info, _ledger(client, info), address)
     if as_json:
         import msgspec
 
@@ -59,11 +61,23 @@ def status(server: str | None, runtime_dir: Path, secret_file: Path | None, as_j
         _print_tables(picture)
 
 
-def make_picture(info: ServerInfo, audit: LedgerAudit, address: str) -> dict[str, Any]:
+def _ledger(client: Client, info: ServerInfo) -> LedgerAudit | None:
+    """None of a server whose engine is not there yet, or not any more: its state says why."""
+    from protos.errors import ServerUnavailableError
+
+    try:
+        return client.ledger()
+    except ServerUnavailableError:
+        if info.state not in ("starting", "dead"):
+            raise
+        return None
+
+
+def make_picture(info: ServerInfo, audit: LedgerAudit | None, address: str) -> dict[str, Any]:
     """What `--json` prints. Asked of a single server, there is no router in it."""
     if info.role != "router":
         return {"router": None, "servers": [_entry(info, audit, address, "")]}
-    ledgers = {item.name: item for item in audit.servers}
+    ledgers = {item.name: item for item in audit.servers} if audit else {}
     servers = []
     for server in info.servers:
         found = ledgers.get(server.name)

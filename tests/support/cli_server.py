@@ -28,6 +28,7 @@ class SayingServer(inference_pb2_grpc.InferenceServicer, control_pb2_grpc.Contro
     error: BatonError | None = None
     hangs: bool = False
     server_info: ServerInfo | None = None
+    ledger_error: BatonError | None = None
     audit: LedgerAudit = field(default_factory=LedgerAudit)
     address: str = ""
     requests: list[pb.GenerateRequest] = field(default_factory=list)
@@ -62,6 +63,8 @@ class SayingServer(inference_pb2_grpc.InferenceServicer, control_pb2_grpc.Contro
         return control_codec.server_info_to_proto(self.server_info)
 
     def GetLedger(self, request: cpb.GetLedgerRequest, context: Any) -> cpb.Ledger:
+        if self.ledger_error is not None:
+            self._fail(context, self.ledger_error)
         return control_codec.ledger_to_proto(self.audit)
 
     def Sleep(self, request: Any, context: Any) -> Any:

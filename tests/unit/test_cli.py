@@ -251,6 +251,21 @@ def test_a_wrong_secret_is_told_as_one(tmp_path: Path) -> None:
             assert "--secret-file" in done.stderr
 
 
+def test_a_server_that_still_starts_is_shown_with_what_it_waits_for(tmp_path: Path) -> None:
+    create_secret(tmp_path / "secret")
+    info = ServerInfo(
+        name="g0", role="generation", incarnation=0, version="1", state="starting", detail="waits"
+    )
+    refusal = ServerUnavailableError("generation server 'g0' is starting: waits")
+    with serving(SayingServer(server_info=info, ledger_error=refusal)) as server:
+        where = ("--server", server.address, "--secret-file", str(tmp_path / "secret"))
+        done, as_json = run("status", *where), run("status", "--json", *where)
+    assert done.exit_code == as_json.exit_code == 0
+    assert "starting" in done.stdout
+    assert "g0: waits" in done.stdout
+    assert json.loads(as_json.stdout)["servers"][0]["holders"] is None
+
+
 def test_an_engines_server_must_be_named_and_is_no_router() -> None:
     assert "The router" not in run("engine", "sleep", "--help").stdout
     done = run("engine", "sleep")

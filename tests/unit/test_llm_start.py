@@ -36,5 +36,5 @@ def test_demo_names_the_demo_model_as_it_does_for_baton_up(
 
 
 def test_a_wrong_path_is_told_of_the_demo_model() -> None:
-    with pytest.raises(ConfigError, match=r"'/no/model' is neither .*`baton model demo` prints one"):
+    with pytest.raises(ConfigError, match=r"`baton model demo` prints one"):
         LLM("/no/model")
