@@ -225,6 +225,7 @@ class Fleet:
             assert server.num_reserved == len(held), f"{server.address}: reservations miscounted"
             assert server.reserved_tokens == sum(r.tokens for r in held), server.address
             assert server.is_up == (not server.reason), f"{server.address}: up and down at once"
+            assert not (server.is_up and server.is_asleep), f"{server.address}: asleep, and up"
         for role, servers in self._usable.items():
             assert all(s.is_up and s.role is role for s in servers), f"unusable {role} server"
             arrivals = [s.arrival for s in servers]

@@ -29,7 +29,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def wait_in_vain(point: AttachPoint) -> list[str]:
     heard: list[str] = []
-    with pytest.raises(EngineDeadError, match="nobody answered at .* for 1.2 s"):
+    with pytest.raises(EngineDeadError, match=r"nobody answered at .* for 1.2 s"):
         await GenerationExecutor.create(
             EngineConfig(),
             name="front",

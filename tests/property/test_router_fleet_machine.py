@@ -53,7 +53,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.up: dict[str, None] = {}
         self.open: list[Reservation] = []
 
-    @rule(address=ADDRESSES, state=st.sampled_from(["ready", "starting", "stalled"]))
+    @rule(address=ADDRESSES, state=st.sampled_from(["ready", "starting", "stalled", "asleep"]))
     def observe(self, address: str, state: str) -> None:
         info = msgspec.structs.replace(INFO, role=role_of(address).value, state=state)
         is_up = self.fleet.observe(address, info, MODEL if state == "ready" else None)
