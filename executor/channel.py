@@ -30,8 +30,10 @@ from executor.ipc import (
 from executor.lane import OWNER_ID, LaneSpec
 from executor.limits import ExecutorLimits
 from executor.messages import ToProxy
-from executor.request_queue import RequestQueue
+from executor.packing import Packer
+from executor.request_queue import BATCH_BYTES_MAX, RequestQueue
 from executor.turns import in_turns
+from protos.errors import InternalError
 
 _TO_PROXY: Any = ToProxy
 
@@ -62,20 +64,42 @@ class ProxyChannel:
             self.spec = msgspec.structs.replace(
                 spec, requests_endpoint=bound_to(requests), results_endpoint=bound_to(results)
             )
-        sender = FrameSender(requests, FrameSealer(spec.key, TO_WORKER))
+        packer = Packer(limits.message_bytes_max)
         self.requests = RequestQueue(
-            sender, batch_max=limits.send_batch_max, batch_s=limits.send_batch_s, loop=loop
+            FrameSender(requests, FrameSealer(spec.key, TO_WORKER)),
+            batch_max=limits.send_batch_max,
+            batch_s=limits.send_batch_s,
+            loop=loop,
+            packer=packer,
+            batch_bytes_max=min(BATCH_BYTES_MAX, packer.bytes_max),
         )
         self.opener: FrameOpener[ToProxy] = FrameOpener(spec.key, TO_PROXY, _TO_PROXY)
         self._dispatcher: Dispatcher[ToProxy] = Dispatcher(
             FrameReceiver(results, self.opener),
             loop,
-            on_messages=on_messages,
+            on_messages=self._checked(on_messages),
             on_crash=on_crash,
             in_turns=in_turns,
         )
         self._dispatcher.start()
         self._is_closed = False
+
+    def _checked(
+        self, on_messages: Callable[[list[ToProxy]], None]
+    ) -> Callable[[list[ToProxy]], None]:
+        """An answer that cannot be read, or never came, is lost, and its request would wait for
+        ever: that is the end of this lane, told with the next message (a heartbeat at the
+        latest). Frames of a lane that the worker binds are counted by its link."""
+
+        def checked(messages: list[ToProxy]) -> None:
+            num_malformed, num_lost = self.opener.num_malformed, self.opener.num_lost
+            if num_malformed:
+                raise InternalError(f"{num_malformed} messages of the worker cannot be read")
+            if num_lost and not self.spec.worker_binds:
+                raise InternalError(f"{num_lost} messages of the worker are lost")
+            on_messages(messages)
+
+        return checked
 
     @classmethod
     def local(

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from executor.messages import AuditReply, CallReply, KvSnapshotReply, LoadReply, Reply, ToWorker
 from executor.request_queue import RequestQueue
-from protos.errors import BatonError, ServerUnavailableError
+from protos.errors import BatonError, ServerUnavailableError, from_data
 
 AnyReply: TypeAlias = Reply | LoadReply | AuditReply | CallReply | KvSnapshotReply
 
@@ -28,7 +28,8 @@ class ControlCalls:
     async def call(
         self, make: Callable[[int], ToWorker], timeout_s: float | None = None
     ) -> AnyReply:
-        """Raises ServerUnavailableError where the worker does not take or answer it in time."""
+        """Raises ServerUnavailableError where the worker does not take or answer it in time,
+        InvalidRequestError for what cannot be sent to it, and what it answers as an error."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         call_id = self.next_id()
         future: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()
@@ -36,7 +37,7 @@ class ControlCalls:
         try:
             if not self._queue.offer(make(call_id)):
                 raise ServerUnavailableError("the engine's worker does not read its queue")
-            return await asyncio.wait_for(future, timeout_s)
+            return _told(await asyncio.wait_for(future, timeout_s))
         except TimeoutError:
             raise ServerUnavailableError(
                 f"the engine's worker did not answer within {timeout_s:g} s"
@@ -55,3 +56,10 @@ class ControlCalls:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
+
+
+def _told(reply: AnyReply) -> AnyReply:
+    """An error may come in place of any answer."""
+    if isinstance(reply, CallReply) and reply.error is not None:
+        raise from_data(reply.error)
+    return reply

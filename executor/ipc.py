@@ -3,7 +3,8 @@
 Each direction is a PAIR socket on an ipc endpoint in a private directory. A
 frame is HMAC-SHA256 tag, sequence number, msgpack payload; the tag covers the
 direction too, so that nothing can be reflected or replayed. A frame that does
-not verify or decode is counted and dropped. No pickle anywhere.
+not verify is counted and dropped; one that does and cannot be decoded is a lost
+message, of which whoever reads has to speak (`num_malformed`). No pickle anywhere.
 
 A socket belongs to one thread at a time: each `FrameSender` and `FrameReceiver`
 is used by one thread, or under its user's lock.
@@ -24,6 +25,8 @@ KEY_BYTES = 32
 TAG_BYTES = 32
 SEQUENCE_BYTES = 8
 IPC_PATH_LENGTH_MAX = 107  # sockaddr_un.sun_path, without its end
+FRAME_ROOM_BYTES = 4096
+"""What a frame may have around its messages: tag, number, envelope, what CURVE adds."""
 FOLDER_PREFIX = "baton-ipc-"
 TO_WORKER = b"to-worker"
 TO_PROXY = b"to-proxy"
@@ -113,8 +116,10 @@ class FrameSealer:
         self._encoder = msgspec.msgpack.Encoder()
 
     def seal(self, message: object) -> bytes:
+        """Encoded first, counted then: what cannot be encoded must leave no gap."""
+        payload = self._encoder.encode(message)
         self._sequence += 1
-        body = self._sequence.to_bytes(SEQUENCE_BYTES, "little") + self._encoder.encode(message)
+        body = self._sequence.to_bytes(SEQUENCE_BYTES, "little") + payload
         return hmac.digest(self._key, self._direction + body, "sha256") + body
 
     def take_back(self) -> None:
@@ -167,16 +172,22 @@ class FrameSender:
 
     def has_room(self, timeout_s: float = 0.0) -> bool:
         """Whether a peer is connected and its queue not full."""
-        return bool(self.socket.poll(int(timeout_s * 1000), zmq.POLLOUT))
+        try:
+            return bool(self.socket.poll(int(timeout_s * 1000), zmq.POLLOUT))
+        except zmq.ZMQError:  # the socket is closed, or its context
+            return False
 
     def send(self, message: object, timeout_s: float = 0.0) -> bool:
-        """False where the peer's queue stayed full for `timeout_s`; nothing was sent then."""
+        """False where the peer's queue stayed full for `timeout_s`; nothing was sent then.
+
+        Raises what encoding raises: messages that others have made are packed beforehand.
+        """
         if not self.has_room(timeout_s):
             return False
         frame = self._sealer.seal(message)
         try:
             self.socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:  # the peer has just gone
+        except zmq.ZMQError:  # the peer has just gone, or we have
             self._sealer.take_back()
             return False
         return True

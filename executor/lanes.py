@@ -42,6 +42,7 @@ from executor.messages import (
     ToWorker,
     WorkerFrame,
 )
+from executor.packing import body_bytes_max, packed_answers
 from executor.post.grouping import divided
 from protos.errors import DuplicateRequestError, OverloadedError
 
@@ -87,7 +88,8 @@ class WorkerLane:
         self.opener: FrameOpener[WorkerFrame] = FrameOpener(spec.key, TO_WORKER, _WORKER_FRAME)
         self.receiver = FrameReceiver(requests, self.opener)
         self.sender = FrameSender(results, FrameSealer(spec.key, TO_PROXY))
-        self.backlog: deque[ToProxy] = deque()
+        self.backlog: deque[msgspec.Raw] = deque()
+        self._answer_bytes_max = body_bytes_max(message_bytes_max)
         self.heard_at_s = now_s
         self.spec = spec
         if spec.worker_binds:
@@ -95,11 +97,23 @@ class WorkerLane:
                 spec, requests_endpoint=_bound(requests), results_endpoint=_bound(results)
             )
 
-    def send(self, message: ToProxy) -> bool:
+    def pack(self, message: ToProxy) -> list[msgspec.Raw]:
+        """As it can be sent; see packing.py."""
+        return packed_answers(message, self._answer_bytes_max)
+
+    @property
+    def fault(self) -> str:
+        """Why it cannot be trusted any more: a message that was lost is an answer that nobody
+        waits for, or a request that its frontend believes here."""
+        if self.opener.num_lost:
+            return f"its connection broke, and {self.opener.num_lost} frames are lost"
+        if self.opener.num_malformed:
+            return f"{self.opener.num_malformed} of its messages cannot be read"
+        return ""
+
+    def send(self, body: msgspec.Raw) -> bool:
         """Behind what waits. False where it must wait too."""
-        if not self.flush():
-            return False
-        return self.sender.send(message)
+        return self.flush() and self.sender.send(body)
 
     def flush(self) -> bool:
         while self.backlog:
@@ -174,7 +188,7 @@ class Lanes:
             self._lanes[spec.frontend_id] = lane
             self._arrivals.append(lane)
             if self._greeting is not None:  # nobody is connected yet
-                lane.backlog.append(self._greeting)
+                lane.backlog.extend(lane.pack(self._greeting))
         os.eventfd_write(self._change_fd, 1)
         return lane.spec
 
@@ -191,9 +205,9 @@ class Lanes:
         now_s = self._clock()
         with self._lock:
             for lane in list(self._lanes.values()):
-                bound_s, num_lost = lane.spec.silence_s, lane.opener.num_lost
-                if num_lost:
-                    self._close(lane, f"its connection broke, and {num_lost} frames are lost")
+                bound_s, fault = lane.spec.silence_s, lane.fault
+                if fault:
+                    self._close(lane, fault)
                 elif bound_s and now_s - lane.heard_at_s > bound_s:
                     self._close(lane, f"nothing was heard from it for {bound_s:g} s")
 
@@ -209,17 +223,32 @@ class Lanes:
         """False where we were told to stop before a lone frontend had room for it."""
         if isinstance(message, Outputs):
             message = self._divided(frontend_id, message)
+        return all(self._say(frontend_id, body) for body in self._packed(frontend_id, message))
+
+    def _say(self, frontend_id: int, body: msgspec.Raw) -> bool:
         while True:
             with self._lock:
                 lane = self._lanes.get(frontend_id)
                 if lane is None:
                     self.num_unsaid += 1
                     return True
-                if self._send(lane, message):
+                if self._send(lane, body):
                     return True
                 lane.sender.has_room(SEND_SLICE_S)
             if self._is_stopping():
                 return False
+
+    def _packed(self, frontend_id: int, message: ToProxy) -> list[msgspec.Raw]:
+        """Not under the lock either. What cannot be told at all is the end of its lane: its
+        frontend would wait for it."""
+        lane = self._lanes.get(frontend_id)
+        if lane is None:
+            self.num_unsaid += 1
+            return []
+        bodies = lane.pack(message)
+        if not bodies:
+            self.close(frontend_id, f"a {type(message).__name__} for it cannot be sent")
+        return bodies
 
     def _divided(self, frontend_id: int, message: Outputs) -> Outputs:
         """Not under the lock: it is work, and its lane's frontend may well be gone meanwhile."""
@@ -264,6 +293,8 @@ class Lanes:
                 for socket, lane in lanes.items():
                     if socket in ready:
                         self._inbox.put(lane.drain(self._queue_messages_max, now_s))
+                        if lane.fault:
+                            self.close(lane.spec.frontend_id, lane.fault)
         except zmq.ContextTerminated:
             pass  # the other way in which the main thread ends us: where we wait for a lane
         self._take_changes(poller, lanes)
@@ -314,13 +345,13 @@ class Lanes:
     def __len__(self) -> int:
         return len(self._lanes)
 
-    def _send(self, lane: WorkerLane, message: ToProxy) -> bool:
+    def _send(self, lane: WorkerLane, body: msgspec.Raw) -> bool:
         """False where the caller should wait: the frontend is the owner, alone and slow."""
-        if lane.send(message):
+        if lane.send(body):
             return True
         if len(self._lanes) == 1 and lane.spec.frontend_id == OWNER_ID:
             return False
-        lane.backlog.append(message)
+        lane.backlog.append(body)
         if len(lane.backlog) > self._queue_messages_max:
             self._close(lane, "it does not read its answers")
         return True

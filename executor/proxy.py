@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
+from executor import exact
 from executor.control import ControlCalls
 from executor.engine.control_seam import IterationStats, KvEvent, KvSnapshot
 from executor.engine.seam import EngineIdentity
@@ -45,6 +46,7 @@ from executor.messages import (
     Reply,
     ToProxy,
 )
+from executor.queue_watch import QueueWatch
 from executor.request import ExecutorRequest, admit_request
 from executor.requests import LiveRequests
 from executor.result import GenerationResult
@@ -52,9 +54,7 @@ from executor.subscriptions import Subscription, Subscriptions
 from protos.errors import (
     BatonError,
     EngineDeadError,
-    InvalidRequestError,
     ServerUnavailableError,
-    from_data,
 )
 from protos.messages import DisaggRequestId, LedgerAudit, Load
 
@@ -91,6 +91,7 @@ class Proxy(GenerationExecutor):
         self._calls = ControlCalls(self._link.requests, limits.call_s_max)
         self._subscriptions = Subscriptions(self._link.requests.put)
         self._watch = self._new_watch()
+        self._queue_watch = QueueWatch(limits.health, limits.heartbeat_s, self._loop.time())
         self._trouble: ServerUnavailableError | None = None
         self._tick_timer: asyncio.TimerHandle | None = None
         self._is_asleep = False
@@ -153,6 +154,7 @@ class Proxy(GenerationExecutor):
         return self._requests.ledger.find(external_id)
 
     async def abort_named(self, external_id: str) -> bool:
+        external_id = exact.text("external_id", external_id, exact.TEXT_LENGTH_MAX)
         client_id = self.find(external_id)
         if client_id is not None:
             self.abort_request(client_id)
@@ -166,13 +168,15 @@ class Proxy(GenerationExecutor):
 
     async def release(self, disagg_id: DisaggRequestId, pull_token: bytes) -> bool:
         self._refuse_if_over()
-        reply = await self._calls.call(lambda call: Release(call, disagg_id, pull_token))
+        lease = exact.disagg_id(disagg_id), exact.data("pull_token", pull_token)
+        reply = await self._calls.call(lambda call: Release(call, *lease))
         assert isinstance(reply, Reply)
         return reply.value
 
     async def renew(self, disagg_id: DisaggRequestId, pull_token: bytes) -> bool:
         self._refuse_if_over()
-        reply = await self._calls.call(lambda call: Renew(call, disagg_id, pull_token))
+        lease = exact.disagg_id(disagg_id), exact.data("pull_token", pull_token)
+        reply = await self._calls.call(lambda call: Renew(call, *lease))
         assert isinstance(reply, Reply)
         return reply.value
 
@@ -207,13 +211,12 @@ class Proxy(GenerationExecutor):
 
     async def collective_rpc(self, method: str, **arguments: Any) -> tuple[Any, ...]:
         self._refuse_if_over()
-        packed = _packed(method, arguments)
+        method = exact.text("method", method, exact.TEXT_LENGTH_MAX)
+        packed = exact.arguments(method, arguments)
         reply = await self._calls.call(
             lambda call: Call(call, method, packed), self._limits.control_s_max
         )
         assert isinstance(reply, CallReply)
-        if reply.error is not None:
-            raise from_data(reply.error)
         if method in ("sleep", "wake_up"):
             self._is_asleep = method == "sleep"  # ahead of the heartbeat that tells others
         return tuple(msgspec.msgpack.decode(value) for value in reply.values)
@@ -273,7 +276,7 @@ class Proxy(GenerationExecutor):
         if self._is_closing or self._link.dead.done() or not self._link.is_loaded:
             return
         now_s = self._loop.time()
-        what = self._watch.look(now_s) or self._link.trouble
+        what = self._watch.look(now_s) or self._look_at_queue(now_s) or self._link.trouble
         if not what:
             if self._trouble is not None:
                 logger.warning("%s: the engine's worker is back", self._link.name)
@@ -281,9 +284,16 @@ class Proxy(GenerationExecutor):
             return
         if self._trouble is None:
             self._begin_trouble(what)
-        if self._watch.is_given_up(now_s):
+        if self._watch.is_given_up(now_s) or self._queue_watch.is_given_up:
             bound = f"health.give_up_ms is {self._limits.health.give_up_s * 1000:g}"
             self._link.give_up(f"it {what}, and {self._link.fate} ({bound})")
+
+    def _look_at_queue(self, now_s: float) -> str:
+        """Trouble is over as soon as there is room, not a tick later."""
+        if self._queue_watch.look():
+            self._link.requests.flush()
+            self._queue_watch.on_tick(now_s, is_stuck=self._link.requests.is_stuck)
+        return self._queue_watch.look()
 
     def _begin_trouble(self, what: str) -> None:
         pids = ", ".join(str(pid) for pid in self._link.pids)
@@ -301,12 +311,15 @@ class Proxy(GenerationExecutor):
         self._subscriptions.fail_all(error)
 
     def _tick(self) -> None:
-        self._look_at_worker()
-        self._requests.expire(self._loop.time())
-        self._link.requests.flush()
-        if self._link.must_beat:
-            self._link.requests.offer(Beat())  # without room the worker has enough to hear
+        """The next one first: deadlines and the watch must outlive whatever this one meets."""
         self._tick_timer = self._loop.call_later(self._limits.heartbeat_s, self._tick)
+        queue, now_s = self._link.requests, self._loop.time()
+        self._requests.expire(now_s)
+        self._look_at_worker()
+        queue.flush()
+        if self._link.must_beat:
+            queue.offer(Beat())  # without room the worker has enough to hear
+        self._queue_watch.on_tick(now_s, is_stuck=queue.is_stuck)
 
     # --- what comes from the worker -------------------------------------------
 
@@ -327,6 +340,7 @@ class Proxy(GenerationExecutor):
             case Heartbeat():
                 now_s = self._loop.time()
                 self._watch.on_heartbeat(now_s, message.progress, message.is_busy)
+                self._queue_watch.is_busy = message.is_busy
                 self._is_asleep = message.is_asleep
             case Reply() | LoadReply() | AuditReply() | CallReply() | KvSnapshotReply():
                 self._calls.on_reply(message)
@@ -373,24 +387,24 @@ class Proxy(GenerationExecutor):
         await asyncio.shield(self._shutdown)
 
     async def _shut_down(self) -> None:
+        """Every part is ended, also behind one that fails to; it never raises."""
         is_well = self._trouble is None and not self._link.dead.done()
-        self._close_intake()
-        leaks = await self._link.stop(is_well=is_well)
+        try:
+            self._close_intake()
+        except Exception:
+            logger.exception("%s: what was open could not be told of the end", self._link.name)
+        try:
+            for leak in await self._link.stop(is_well=is_well):
+                logger.error("%s: left behind: %s", self._link.name, leak)
+        except Exception:
+            logger.exception("%s: left behind: its end failed", self._link.name)
         if self._tick_timer is not None:
             self._tick_timer.cancel()
-        for leak in leaks:
-            logger.error("%s: left behind: %s", self._link.name, leak)
         if self._post is not None:
-            await self._post.stop()
-
-
-def _packed(method: str, arguments: dict[str, Any]) -> bytes:
-    try:
-        return msgspec.msgpack.encode(arguments)
-    except (TypeError, OverflowError) as error:
-        raise InvalidRequestError(
-            f"{method}: its arguments are not plain data: {error}", field="arguments"
-        ) from None
+            try:
+                await self._post.stop()
+            except Exception:
+                logger.exception("%s: its postprocess workers' end failed", self._link.name)
 
 
 def _prefixed(prefix: str, counters: dict[str, int]) -> dict[str, int]:

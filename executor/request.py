@@ -1,10 +1,11 @@
 """What a service or an `LLM` hands to the executor, and what the boundary makes of it.
 
-    as asked ── check_request ── check_form ── complete_request ──> what the engine gets
+    as asked ── exact_request ── check_request ── check_form ── complete_request ──> the engine
 
-`check_request` judges what needs no model, `check_form` what the executor's
-form can carry, `complete_request` sets what the caller left open. All refuse by
-field, value and limit; nothing has been registered or sent by then.
+`exact_request` makes every field exactly what it is declared to be, `check_request`
+judges what needs no model, `check_form` what the executor's form can carry,
+`complete_request` sets what the caller left open. All refuse by field, value and
+limit; nothing has been registered or sent by then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import secrets
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from executor import exact
 from executor.engine.local import LocalExtras, LogitsProcessor
 from executor.engine.seam import EngineRequest
 from protos.checks import check_limits, check_sampling, check_sendable, check_text, check_token_ids
@@ -30,7 +33,7 @@ from protos.messages import (
 from protos.tokens import pack_token_ids
 
 TOKEN_ID_MAX = (1 << 31) - 1
-EXTERNAL_ID_LENGTH_MAX = 256
+EXTERNAL_ID_LENGTH_MAX = exact.TEXT_LENGTH_MAX
 DEADLINE_S_MAX = 24 * 3600.0
 LOCAL_FORM = "single"
 """The form whose engine lives in the caller's process."""
@@ -66,14 +69,44 @@ class ExecutorRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def admit_request(request: ExecutorRequest, limits: ModelLimits, form: str) -> ExecutorRequest:
-    """All three steps. Raises InvalidRequestError or UnsupportedError."""
+    """All four steps. Raises InvalidRequestError or UnsupportedError."""
+    request = exact_request(request)
     check_request(request)
     check_form(request, form)
     return complete_request(request, limits, "this engine")
 
 
+def exact_request(request: ExecutorRequest) -> ExecutorRequest:
+    """The same, every field of exactly its type. Raises InvalidRequestError."""
+    if not isinstance(request, ExecutorRequest):
+        raise refusal("request", f"of type {type(request).__name__}", "an ExecutorRequest")
+    disagg_id, params = request.disagg_request_id, request.context_phase_params
+    processor = request.logits_processor
+    if processor is not None and not callable(processor):
+        raise refusal("logits_processor", f"of type {type(processor).__name__}", "a callable")
+    return ExecutorRequest(
+        external_id=exact.text("external_id", request.external_id, EXTERNAL_ID_LENGTH_MAX),
+        request_type=exact.request_type("request_type", request.request_type),
+        prompt_token_ids=exact.integers("token_ids", request.prompt_token_ids),
+        sampling=exact.sampling_params(request.sampling),
+        deadline_s=exact.number("deadline_s", request.deadline_s),
+        disagg_request_id=None if disagg_id is None else exact.disagg_id(disagg_id),
+        context_phase_params=None if params is None else exact.context_params(params),
+        output_prefix_token_ids=exact.integers(
+            "output_prefix_token_ids", request.output_prefix_token_ids
+        ),
+        return_context_logits=exact.truth("return_context_logits", request.return_context_logits),
+        return_generation_logits=exact.truth(
+            "return_generation_logits", request.return_generation_logits
+        ),
+        logits_processor=processor,
+        multimodal=request.multimodal,
+        max_unread_tokens=exact.integer("max_unread_tokens", request.max_unread_tokens),
+    )
+
+
 def check_request(request: ExecutorRequest) -> None:
-    """What can be judged without a model. Raises InvalidRequestError."""
+    """What can be judged of an exact one without a model. Raises InvalidRequestError."""
     external_id, deadline_s = request.external_id, request.deadline_s
     check_text("external_id", external_id)
     if not 1 <= len(external_id) <= EXTERNAL_ID_LENGTH_MAX:
@@ -163,7 +196,11 @@ def num_begun(request: ExecutorRequest) -> int:
 def _check_ids(token_ids: tuple[int, ...], field: str) -> None:
     if not token_ids:
         return
-    low, high = min(token_ids), max(token_ids)
+    try:
+        array = np.asarray(token_ids, dtype=np.int64)
+        low, high = int(array.min()), int(array.max())
+    except OverflowError:
+        low, high = min(token_ids), max(token_ids)
     bad = low if low < 0 else high
     if not 0 <= bad <= TOKEN_ID_MAX:
         raise refusal(field, bad, f"0 to {TOKEN_ID_MAX}")
@@ -175,6 +212,8 @@ def _check_hand_off(request: ExecutorRequest) -> None:
     is_generation_only = kind is RequestType.GENERATION_ONLY
     if params is None and is_generation_only:
         raise refusal("context_phase_params", "absent", "given in a generation_only request")
+    if params is not None:
+        _check_ids(params.first_token_ids, "context_phase_params.first_token_ids")
     if params is not None and not is_generation_only:
         raise refusal("context_phase_params", "given", f"absent in a {kind} request")
     if request.disagg_request_id is None and kind is RequestType.CONTEXT_ONLY:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _TOKENS, _APPLIED = Event.TOKENS, Outcome.APPLIED
 """Asked once per token: looking an enum's member up is slow before Python 3.12."""
+_IN_LEDGER = (State.REGISTERED, State.SENT, State.RUNNING, State.STREAMING, State.CANCELLING)
 UNAWAITED_CALL = 0
 """The call id of a control message whose answer nobody waits for."""
 
@@ -84,10 +85,19 @@ class LiveRequests:
         params = text_params(request, self._tokenizer)
         client_id = self.ledger.register(request.external_id)
         try:
-            text = self._text_for(client_id, params)
-        except Exception:  # the tokenizer's
-            self.ledger.apply(client_id, Event.FAIL)
+            return self._send(client_id, request, params, now_s)
+        except BaseException as error:
+            self._unregister(client_id)
+            if not isinstance(error, BatonError):  # a defect: nobody knows how far it came
+                self._queue.put(Cancel(client_id))
             raise
+
+    def _send(
+        self, client_id: int, request: ExecutorRequest, params: TextParams, now_s: float
+    ) -> GenerationResult:
+        """Whatever it raises, the caller takes the entry back. The engine may answer at once,
+        so all stands before the message leaves."""
+        text = self._text_for(client_id, params)
         result = GenerationResult(
             client_id,
             self.cancel,
@@ -96,15 +106,21 @@ class LiveRequests:
             max_unread_tokens=request.max_unread_tokens,
         )
         ends_at_s = now_s + request.deadline_s + self._grace_s
-        self._live[client_id] = _Live(result, text, ends_at_s)
         submit = Submit(to_engine_request(request, client_id), request.external_id)
-        if not self._queue.offer(submit):
-            error = OverloadedError("the engine's request queue is full")
-            self.fail(client_id, error)
-            raise error
-        self.ledger.apply(client_id, Event.SEND)
+        self._live[client_id] = _Live(result, text, ends_at_s)
         self._push_deadline(ends_at_s, client_id)
+        if not self._queue.offer(submit):
+            raise OverloadedError("the engine's request queue is full")
+        self.ledger.apply(client_id, Event.SEND)
         return result
+
+    def _unregister(self, client_id: int) -> None:
+        """`submit` raises, and nobody holds its result: nothing is left of it."""
+        live = self._live.pop(client_id, None)
+        if self._post is not None and (live is None or isinstance(live.text, PostedText)):
+            self._post.forget(client_id)
+        if self.ledger.state(client_id) in _IN_LEDGER:
+            self.ledger.apply(client_id, Event.FAIL)
 
     def _text_for(self, client_id: int, params: TextParams) -> Postprocessor | PostedText:
         if self._post is not None and self._post.open(client_id, params):

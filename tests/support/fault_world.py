@@ -273,7 +273,11 @@ class FaultWorld:
 
     def waiting_cancels(self) -> list[Cancel]:
         links = [frontend.link for frontend in self.all()]
-        waiting = [m for link in links for m in (*link.line.messages, *link.requests._backlog)]
+        waiting = [
+            message
+            for link in links
+            for message in (*link.line.messages, *(each.content for each in link.requests._backlog))
+        ]
         return [message for message in waiting if isinstance(message, Cancel)]
 
     def drain_to_worker(self) -> None:
@@ -302,13 +306,15 @@ class FaultWorld:
             self.loop.do(frontend.link.suspect)
 
     def pass_time(self, duration_s: float, *, is_heard: bool) -> None:
-        """In slices, as a living loop would see it; the heart beats where it is heard."""
+        """In slices, as a living loop would see it; the heart beats where it is heard. A loop
+        that reads late is at work: idle, it would be one that is cut off."""
         while duration_s > 0:
             self.loop.pass_time(min(HEARTBEAT_S / 2, duration_s))
             duration_s -= HEARTBEAT_S / 2
             for frontend in self.all():
                 if is_heard and frontend.is_open and not self.is_dead:
-                    self.tell(frontend, [Heartbeat(0, False)])
+                    has_unread = bool(frontend.link.line.messages)
+                    self.tell(frontend, [Heartbeat(0, is_busy=has_unread)])
 
     def end(self) -> None:
         self.loop.end()

@@ -17,6 +17,7 @@ import pytest
 
 from executor.executor import GenerationExecutor
 from executor.ipc import FrameSender
+from executor.messages import Beat
 from executor.proxy import Proxy
 from protos.errors import (
     ConfigError,
@@ -165,11 +166,22 @@ async def test_corrupt_and_unauthenticated_frames_are_dropped_by_the_worker() ->
         assert isinstance(executor, Proxy)
         sender = executor._link.requests._sender
         assert isinstance(sender, FrameSender)
-        socket, sealed = sender.socket, sender._sealer.seal({"a": 1})
+        socket, sealed = sender.socket, sender._sealer.seal(Beat())
         for frame in (b"", b"junk", b"\x00" * 4096, sealed, sealed, sealed[:-1] + b"!"):
             socket.send(frame)
         assert tokens(await collect(executor.submit(request())))
-        assert (await audited(executor)).counters["worker_bad_frames"] == 6
+        assert (await audited(executor)).counters["worker_bad_frames"] == 5
+
+
+async def test_a_message_that_the_worker_cannot_read_ends_its_lane() -> None:
+    """It was counted and dropped: the request in it hung to its deadline."""
+    async with running() as executor:
+        assert isinstance(executor, Proxy)
+        sender = executor._link.requests._sender
+        assert isinstance(sender, FrameSender)
+        assert sender.send({"a": 1})
+        with pytest.raises(EngineDeadError, match="1 of its messages cannot be read"):
+            await collect(executor.submit(request()))
 
 
 async def test_a_graceful_sigterm_ends_the_worker() -> None:
