@@ -74,9 +74,11 @@ class GenerationExecutor(ABC):
         """
         from executor.forms import choose_form
         from executor.post.start import post_maker
+        from executor.preflight import check_open_files
         from executor.proxy import Proxy
         from executor.world.outer import refuse_other_ranks
 
+        check_open_files()
         if point is None:
             refuse_other_ranks()
         bounds = limits or ExecutorLimits.of(config)

@@ -1,14 +1,18 @@
 """What is looked at in this process before an engine is started: is there a model, can we
-run it, and how is its text made? A mistake is then told within a moment, not by a worker."""
+run it, and how is its text made? Are there files enough? A mistake is then told within a
+moment, not by a worker."""
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 from common.text.tokenizer import Tokenizer, load_tokenizer
 from executor.config import EngineConfig
 from executor.engine.models.config import load_model_config
 from protos.errors import ConfigError
+
+OPEN_FILES_MIN = 256
 
 
 def check_model(config: EngineConfig, field: str = "model") -> None:
@@ -22,6 +26,19 @@ def check_model(config: EngineConfig, field: str = "model") -> None:
             field=field,
         )
     load_model_config(Path(config.model))
+
+
+def check_open_files() -> None:
+    """Raises ConfigError. With a few dozen zmq itself aborts the process where it runs out."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_MIN:
+        raise ConfigError(
+            f"this process may open {soft} files; it must be at least {OPEN_FILES_MIN}, and with "
+            "many clients more: ulimit -n 4096",
+            field="nofile",
+            value=soft,
+            limit=OPEN_FILES_MIN,
+        )
 
 
 def load_own_tokenizer(config: EngineConfig) -> Tokenizer | None:

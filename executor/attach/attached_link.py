@@ -24,6 +24,8 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+import zmq
+
 from executor.attach.caller import Caller, Place
 from executor.attach.point import AttachPoint
 from executor.attach.process_watch import ProcessWatch
@@ -49,14 +51,36 @@ async def reach(
     progress: Callable[[str], None],
 ) -> Callable[[LinkUser], AttachedLink]:
     """Attach; what comes back makes the link. Raises ConfigError or EngineDeadError."""
-    caller = Caller(point)
+    try:
+        caller = Caller(point)
+    except (OSError, zmq.ZMQError) as error:
+        raise _no_sockets(point, error) from None
     try:
         place = await caller.attach(name, limits, progress, config.executor.postprocess_workers)
         _check_beats(place, config, point)
     except BaseException:
         caller.close()
         raise
-    return lambda user: AttachedLink(caller, place, name=name, limits=limits, user=user)
+
+    def make_link(user: LinkUser) -> AttachedLink:
+        try:
+            return AttachedLink(caller, place, name=name, limits=limits, user=user)
+        except BaseException as error:
+            caller.say_goodbye()
+            caller.close()
+            if isinstance(error, OSError | zmq.ZMQError):
+                raise _no_sockets(point, error) from None
+            raise
+
+    return make_link
+
+
+def _no_sockets(point: AttachPoint, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"this process cannot open its sockets to {point.where}: {error}; it may need a higher "
+        "limit of open files (ulimit -n)",
+        field="nofile",
+    )
 
 
 def _check_beats(place: Place, config: EngineConfig, point: AttachPoint) -> None:

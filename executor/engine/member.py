@@ -19,7 +19,10 @@ from executor.engine.control_seam import (
     TraceExport,
 )
 from executor.engine.loras import LoraBook
-from executor.engine.profiles import Profiles, StepTracer
+from executor.engine.profiles import NAME_BYTES_MAX, Profiles, StepTracer
+
+RANK_BYTES_MAX = 16
+"""What its rank adds to a file's name that the leader has taken."""
 
 
 class MemberControl:
@@ -27,7 +30,8 @@ class MemberControl:
 
     def __init__(self, facts: RankFacts) -> None:
         self._facts = facts
-        self._profiles = Profiles(StepTracer(f"rank {facts.rank}"))
+        tracer = StepTracer(f"rank {facts.rank}")
+        self._profiles = Profiles(tracer, NAME_BYTES_MAX + RANK_BYTES_MAX)
         self._loras = LoraBook()
         self._is_asleep = False
 

@@ -70,8 +70,9 @@ class StepTracer:
 class Profiles:
     """See the module's docstring for its states."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, name_bytes_max: int = NAME_BYTES_MAX) -> None:
         self._tracer = tracer
+        self._name_bytes_max = name_bytes_max
         self._path: Path | None = None
         self._num_steps = 0
         self._write: WriteTrace | None = None
@@ -89,7 +90,7 @@ class Profiles:
                 field="profile",
                 value=str(self._path),
             )
-        checked = _checked_path(path)
+        checked = _checked_path(path, self._name_bytes_max)
         self._tracer.start()
         self._path, self._num_steps = checked, 0
 
@@ -116,19 +117,19 @@ class Profiles:
             self.stop()
 
 
-def _checked_path(text: str) -> Path:
+def _checked_path(text: str, name_bytes_max: int) -> Path:
     try:
-        return _looked_at(text)
+        return _looked_at(text, name_bytes_max)
     except (OSError, ValueError):  # the system refuses even to look at it
         raise _bad_path(text, "in a folder that exists and can be written to") from None
 
 
-def _looked_at(text: str) -> Path:
+def _looked_at(text: str, name_bytes_max: int) -> Path:
     path = Path(text)
     if not 0 < len(text) <= PATH_LENGTH_MAX or "\0" in text or not path.is_absolute():
         raise _bad_path(text, f"an absolute path of at most {PATH_LENGTH_MAX} characters")
-    if len(path.name.encode()) > NAME_BYTES_MAX:
-        raise _bad_path(text, f"a file whose name has at most {NAME_BYTES_MAX} bytes")
+    if len(path.name.encode()) > name_bytes_max:
+        raise _bad_path(text, f"a file whose name has at most {name_bytes_max} bytes")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise _bad_path(text, "in a folder that exists and can be written to")
     if path.is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -102,6 +103,30 @@ async def test_a_rank_that_does_not_even_reach_mpi_is_told_at_once(
     assert time.monotonic() - started_at_s < 4 * ALLOWANCE
 
 
+async def test_a_helper_of_mpi_that_is_killed_during_the_start_ends_it() -> None:
+    """Bug: the spawn waited for hydra's proxy for ever, and `create` for the start's 60 s."""
+    create = GenerationExecutor.create(ranked("mpi", 2), name="x")
+    started_at_s = time.monotonic()
+    task = asyncio.create_task(create)
+    while not (helpers := mpi_helpers()):
+        assert time.monotonic() - started_at_s < ALLOWANCE
+        await asyncio.sleep(0.02)
+    os.kill(helpers[0], signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="MPI"):
+        await task
+    assert time.monotonic() - started_at_s < 2 * ALLOWANCE
+
+
+def mpi_helpers() -> list[int]:
+    """Those between MPI's own command and the ranks."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.name() == "hydra_pmi_proxy":
+                found.append(process.pid)
+    return found
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 async def test_a_cancelled_start_leaves_nothing(launcher: str) -> None:
     """Before a single rank has spoken: who alone knows them must end them."""
@@ -161,6 +186,22 @@ async def test_a_shutdown_does_not_wait_for_a_stopped_member(launcher: str) -> N
         started_at_s = time.monotonic()
         await executor.shutdown()
         assert time.monotonic() - started_at_s < ALLOWANCE
+
+
+async def test_a_leader_that_dies_while_it_stops_leaves_nobody_waiting() -> None:
+    """Bug: rank 0 alone tells members to stop. Killed after it was told so itself, it left rank 1
+    beating, and the shutdown took its whole 180 s."""
+    async with running(ranked("spawn", 2, step_ms=2000.0)) as executor:
+        executor.submit(request("x", max_tokens=100))
+        await asyncio.sleep(0.2)
+        pids = executor.worker_pids
+        stopping = asyncio.create_task(executor.shutdown())
+        await asyncio.sleep(0.2)
+        os.kill(pids[0], signal.SIGKILL)
+        killed_at_s = time.monotonic()
+        await stopping
+        assert time.monotonic() - killed_at_s < ALLOWANCE
+        assert all_gone(pids)
 
 
 async def test_a_member_told_to_end_by_another_ends_the_world() -> None:

@@ -1,0 +1,118 @@
+"""How a frontend hears that its lane was closed or cannot be had, over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import threading
+import time
+from pathlib import Path
+
+import zmq
+
+from executor.engine.seam import EngineOutput
+from executor.inbox import Inbox
+from executor.ipc import TO_PROXY, FrameOpener, FrameReceiver, open_pair
+from executor.lane import LaneSpec
+from executor.lanes import Lanes
+from executor.messages import Heartbeat, LaneClosed, Outputs, ToProxy
+from executor.world.frames import SocketBounds
+from executor.world.leading import Leading
+from executor.world.messages import LaneOpened, OpenLane
+from tests.service.test_world_leader import orders
+
+MESSAGES_MAX = 8
+BYTES_MAX = 1 << 20
+
+
+def spec(folder: Path, frontend_id: int) -> LaneSpec:
+    return LaneSpec(
+        frontend_id=frontend_id,
+        key=b"k" * 32,
+        requests_endpoint=f"ipc://{folder}/{frontend_id}q",
+        results_endpoint=f"ipc://{folder}/{frontend_id}r",
+        worker_binds=True,
+    )
+
+
+def test_a_frontend_that_did_not_read_is_told_why_its_lane_is_closed(tmp_path: Path) -> None:
+    """Bug: its queue was full, so the word of the closing was dropped too. A frontend whose own
+    loop had stood still for 7 s then blamed a healthy worker: "has said nothing for 4.0 s"."""
+    lanes = Lanes(
+        Inbox(64),
+        clock=time.monotonic,
+        is_stopping=lambda: False,
+        queue_messages_max=MESSAGES_MAX,
+        message_bytes_max=BYTES_MAX,
+    )
+    lane = spec(tmp_path, 3)
+    lanes.open(lane)
+    receiving = threading.Thread(target=lanes.receive_until_closed)
+    receiving.start()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = open_pair(
+        context,
+        lane.results_endpoint,
+        is_server=False,
+        queue_messages_max=1,
+        message_bytes_max=BYTES_MAX,
+        linger_ms=0,
+    )
+    try:
+        large = Outputs((), (EngineOutput(request_id=1, token_ids=tuple(range(50_000))),))
+        for _ in range(1000):
+            lanes.say(3, large)
+        assert len(lanes) == 0
+        opener: FrameOpener[ToProxy] = FrameOpener(lane.key, TO_PROXY, ToProxy)  # type: ignore[arg-type]
+        receiver = FrameReceiver(socket, opener)
+        heard: list[ToProxy] = []
+        ends_at_s = time.monotonic() + 5.0
+        while not (heard and isinstance(heard[-1], LaneClosed)):
+            assert time.monotonic() < ends_at_s, "it was never told"
+            heard += receiver.drain(16)
+            lanes.beat(Heartbeat(1, False, False))
+        assert "does not read" in heard[-1].why
+        assert opener.num_lost == 0
+    finally:
+        socket.close(linger=0)
+        lanes.shut(has_receiver=True)
+        receiving.join()
+        context.term()
+
+
+def test_a_frontend_for_whom_no_file_is_left_is_refused_at_once(tmp_path: Path) -> None:
+    """Bug: strangers' connections had taken every descriptor of rank 0. A new frontend's lane met
+    an untranslated ZMQError there, and waited 10 s for an answer that did not come."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    said: list[object] = []
+    taken: list[int] = []
+    bounds = SocketBounds(MESSAGES_MAX, BYTES_MAX)
+
+    def say(message: object) -> bool:
+        said.append(message)
+        return True
+
+    leading = Leading(orders(0, 1), context, bounds, say)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        leading.on_command(OpenLane(spec(tmp_path, 1)))  # starts zmq's own threads
+        num_open = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_open, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for frontend_id in range(2, 12):
+            leading.on_command(OpenLane(spec(tmp_path, frontend_id)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in taken:
+            os.close(descriptor)
+        leading.close()
+        context.term()
+    opened = [message for message in said if isinstance(message, LaneOpened)]
+    assert len(opened) == 11
+    assert opened[0].error is None
+    for message in opened[1:]:
+        assert message.error is not None
+        assert message.error.kind in ("OverloadedError", "ServerUnavailableError")
