@@ -21,6 +21,10 @@ class ControlCalls:
         self._waiting: dict[int, asyncio.Future[AnyReply]] = {}
         self.num_late = 0
 
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting)
+
     def next_id(self) -> int:
         self._last_id += 1
         return self._last_id

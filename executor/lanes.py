@@ -192,12 +192,12 @@ class Lanes:
         os.eventfd_write(self._change_fd, 1)
         return lane.spec
 
-    def close(self, frontend_id: int, why: str) -> None:
-        """Unknown and closed ones are ignored."""
+    def close(self, frontend_id: int, why: str, level: int = logging.INFO) -> None:
+        """Unknown and closed ones are ignored. `level` WARNING: its frontend does not know yet."""
         with self._lock:
             lane = self._lanes.get(frontend_id)
             if lane is not None:
-                self._close(lane, why, logging.INFO)
+                self._close(lane, why, level)
 
     def close_silent(self) -> None:
         """Asked now and then: frontends that nobody watches show their life by a Beat. One whose
@@ -247,7 +247,8 @@ class Lanes:
             return []
         bodies = lane.pack(message)
         if not bodies:
-            self.close(frontend_id, f"a {type(message).__name__} for it cannot be sent")
+            why = f"a {type(message).__name__} for it cannot be sent"
+            self.close(frontend_id, why, logging.WARNING)
         return bodies
 
     def _divided(self, frontend_id: int, message: Outputs) -> Outputs:
@@ -294,7 +295,7 @@ class Lanes:
                     if socket in ready:
                         self._inbox.put(lane.drain(self._queue_messages_max, now_s))
                         if lane.fault:
-                            self.close(lane.spec.frontend_id, lane.fault)
+                            self.close(lane.spec.frontend_id, lane.fault, logging.WARNING)
         except zmq.ContextTerminated:
             pass  # the other way in which the main thread ends us: where we wait for a lane
         self._take_changes(poller, lanes)

@@ -319,7 +319,9 @@ class Proxy(GenerationExecutor):
         queue.flush()
         if self._link.must_beat:
             queue.offer(Beat())  # without room the worker has enough to hear
-        self._queue_watch.on_tick(now_s, is_stuck=queue.is_stuck)
+        # the loop may be within a call of ours for long, and reads nothing meanwhile
+        is_stuck = queue.is_stuck and not self._calls.is_waiting
+        self._queue_watch.on_tick(now_s, is_stuck=is_stuck)
 
     # --- what comes from the worker -------------------------------------------
 

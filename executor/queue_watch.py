@@ -1,6 +1,7 @@
 """Whether the worker reads its queue: one that beats may do so and still be cut off from it.
 
-read ──something to send has no room for silence_s (stall_s under work)──> unread ──room──> read
+read ──something to send has no room for silence_s──> unread ──room──> read
+    (for half of give_up_s where the loop works: a long step reads nothing, and is no fault)
 unread ──give_up_s──> given up (for good)
 """
 
@@ -33,9 +34,10 @@ class QueueWatch:
     def look(self) -> str:
         """What is wrong with "the worker" that the caller names; empty while all is well."""
         bounds = self.bounds
-        is_late = self.is_busy and bounds.stall_s > bounds.silence_s
-        name = "health.stall_ms" if is_late else "health.silence_ms"
-        bound_s = bounds.stall_s if is_late else bounds.silence_s
+        busy_s = max(bounds.silence_s, bounds.give_up_s / 2)
+        bound_s, name = bounds.silence_s, "health.silence_ms"
+        if self.is_busy:
+            bound_s, name = busy_s, "half of health.give_up_ms"
         if self.stuck_s <= bound_s:
             return ""
         return (
