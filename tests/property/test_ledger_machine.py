@@ -83,7 +83,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.told["duplicate"] += 1
         elif refused:
             assert adoption is Adoption.REFUSED
-            self.dead.remove((client_id, True))
+            self._forget_refusal(client_id)
             self.num_registered += 1
             self._end(client_id, "cancelled")
         else:
@@ -133,6 +133,11 @@ class LedgerMachine(RuleBasedStateMachine):
             self._end(client_id, target)
         else:
             self.live[client_id] = (name, target)
+
+    def _forget_refusal(self, client_id: int) -> None:
+        """The last one: an older one may have left the window and stays where it was."""
+        at = max(i for i, dead in enumerate(self.dead) if dead == (client_id, True))
+        del self.dead[at]
 
     def _begin(self, client_id: int, name: str) -> None:
         assert client_id not in self.live
