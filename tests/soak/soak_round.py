@@ -85,6 +85,7 @@ async def _play(told: Round, stage: Stage, load: Load) -> None:
             await front.end(was_hurt=any(deed.role == "front" for deed in told.deeds))
     assert not load.history.open_ones(), "no answer"
     load.history.check()
+    _judge_refusals(load)
     _judge_post_deaths(told, load)
     deadly = next((deed for deed in told.deeds if deed.may_end_the_world), None)
     if deadly is not None and await _is_dead(stage, deadly):
@@ -120,6 +121,17 @@ def _judge_death(told: Round, load: Load, deadly: Deed) -> None:
     limit_s = TIMES_ALLOWED * bound_s(deadly)
     if deadly.must_end_the_world:
         assert told.worst_s <= limit_s, f"an answer came {told.worst_s:.2f} s after {deadly}"
+
+
+def _judge_refusals(load: Load) -> None:
+    """Who was turned away at once, was for a reason."""
+    reasons = {
+        "OverloadedError": True,
+        "EngineDeadError": 0 in load.history.deaths,
+        "ServerUnavailableError": bool(load.history.silences),
+    }
+    odd = [name for name in load.refused if not reasons.get(name, False)]
+    assert not odd, f"turned away for no reason: {odd}"
 
 
 def _judge_post_deaths(told: Round, load: Load) -> None:
