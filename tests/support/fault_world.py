@@ -157,6 +157,8 @@ class HandLink(Link):
 class Frontend:
     """One proxy and its lane's two lists."""
 
+    link: HandLink
+
     def __init__(self, world: FaultWorld, frontend_id: int) -> None:
         self.frontend_id = frontend_id
         self.to_proxy: deque[ToProxy] = deque()

@@ -14,7 +14,8 @@ from executor.ledger import Event, Ledger
 from executor.messages import Cancel, Heartbeat
 from executor.requests import LiveRequests
 from executor.result import GenerationResult
-from protos.errors import ServerUnavailableError
+from protos.errors import InvalidRequestError, ServerUnavailableError
+from protos.messages import DisaggRequestId
 from tests.support.executor_scripted import request
 from tests.support.fault_world import SILENCE_S, FaultWorld, Frontend
 from tests.unit.test_executor_requests import Queue, requests_on
@@ -132,3 +133,40 @@ def assert_nothing_is_left(requests: LiveRequests) -> None:
     requests.check()
     assert len(requests) == 0
     assert not any(requests.ledger.entries_by_state().values())
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "arguments"),
+    [
+        ("disagg_request_id.router_epoch", "release", (DisaggRequestId(1 << 70, 2, 3), b"")),
+        ("disagg_request_id", "renew", ((1, 2, 3), b"")),
+        ("pull_token", "renew", (DisaggRequestId(1, 2, 3), "text")),
+        ("external_id", "abort_named", ("\udc80",)),
+        ("external_id", "abort_named", (None,)),
+        ("method", "collective_rpc", (5,)),
+        ("method", "collective_rpc", ("\udc80",)),
+    ],
+)
+def test_a_control_call_is_judged_before_it_is_queued(
+    world: FaultWorld, field: str, name: str, arguments: tuple[Any, ...]
+) -> None:
+    """An id of 71 bits raised in the queue, and cost everybody the engine."""
+    frontend = world.attach()
+    with pytest.raises(InvalidRequestError) as raised:
+        world.loop.finish(getattr(frontend.proxy, name)(*arguments))
+    assert raised.value.field == field
+    assert not frontend.link.line.messages
+    assert not frontend.proxy._calls.is_waiting
+
+
+def test_a_shutdown_ends_whatever_fails_in_it(world: FaultWorld) -> None:
+    frontend = world.attach()
+    result = world.loop.do(frontend.proxy.submit, request())
+
+    async def broken(*, is_well: bool) -> tuple[str, ...]:
+        raise RuntimeError("planted")
+
+    frontend.link.stop = broken  # type: ignore[method-assign]
+    frontend.link.requests.close()
+    world.loop.finish(frontend.proxy.shutdown())
+    assert isinstance(result.error, ServerUnavailableError)
