@@ -30,6 +30,7 @@ from executor.world.mpi_start import (
     forget_shared_memory,
     load_mpi,
     mapped_by,
+    opened_by,
     read_all,
 )
 from executor.world.rank import end
@@ -73,6 +74,9 @@ def spawn(data: bytes, num_ranks: int) -> None:
         maxprocs=num_ranks,
     )
     broadcast(ranks, data, root=MPI.ROOT)
+    for pid in _descendants(os.getpid()):
+        for file in opened_by(pid):
+            Path(file).unlink(missing_ok=True)
 
 
 def _leave_group() -> None:
@@ -84,18 +88,20 @@ def _leave_group() -> None:
 def _end_with_owner() -> None:
     while os.read(0, 4096):
         pass
-    _end_descendants()
+    _end_descendants({})
     forget_shared_memory()
     end(EXIT_ASKED)
 
 
 def _end_with_helpers() -> None:
     seen: dict[int, str] = {}
+    files: dict[str, None] = {}
     while not (lost := _lost(seen)):
+        files = {file: None for pid in seen for file in opened_by(pid)} or files
         time.sleep(LOOKS_EVERY_S)
     time.sleep(ORDERLY_S_MAX)
     print(f"ERROR MPI's {seen[lost]} (process {lost}) is gone", file=sys.stderr)  # noqa: T201
-    _end_descendants()
+    _end_descendants(files)
     forget_shared_memory()
     end(EXIT_ENDED)
 
@@ -117,14 +123,14 @@ def _helper(pid: int) -> str:
     return name if name.startswith(HELPERS) and state.split()[0] != "Z" else ""
 
 
-def _end_descendants() -> None:
-    """Stopped first, so that none starts another one or maps another file meanwhile."""
-    files: dict[str, None] = {}
+def _end_descendants(files: dict[str, None]) -> None:
+    """Stopped first, so that none starts another one or maps another file meanwhile. `files`
+    are removed as well."""
     ends_at_s = time.monotonic() + REAP_S_MAX
     while (pids := _descendants(os.getpid())) and time.monotonic() < ends_at_s:
         _signal_all(pids, signal.SIGSTOP)
         for pid in pids:
-            files |= dict.fromkeys(mapped_by(pid))
+            files |= dict.fromkeys([*mapped_by(pid), *opened_by(pid)])
         _signal_all(pids, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:

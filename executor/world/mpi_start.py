@@ -4,11 +4,13 @@ The MPI wheels bundle an older UCX; whichever is loaded first serves the whole p
 older one first breaks ours. So every rank passes here before anything else loads MPI.
 
 MPICH leaves its /dev/shm file behind where a job is cut off, and even where it is not. Once
-every rank has it mapped nobody needs its name: it is removed then.
+every rank has it mapped nobody needs its name: it is removed then. So does the file by which
+hydra tells ranks of the host's hardware, which they have read by then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ from protos.errors import ConfigError
 
 LENGTH_BYTES = 8
 POLL_S = 0.02
+HWLOC_PREFIX = "/tmp/hydra_hwloc_xmlfile_"  # noqa: S108 - hydra's name, which we only remove
 SHM_PREFIX = "/dev/shm/mpich_shm_"  # noqa: S108 - MPICH's name, which we only remove
 
 
@@ -75,6 +78,16 @@ def mapped_by(pid: int) -> list[str]:
         return []
     paths = dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines)
     return [path for path in paths if path.startswith(SHM_PREFIX) and os.path.exists(path)]
+
+
+def opened_by(pid: int) -> list[str]:
+    """Hydra's files that a process has open and that still have a name."""
+    paths: list[str] = []
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                paths.append(os.readlink(descriptor))
+    return [path for path in paths if path.startswith(HWLOC_PREFIX) and os.path.exists(path)]
 
 
 def _wait(request: Any) -> None:

@@ -18,6 +18,7 @@ import pytest
 from executor.config import HealthConfig
 from executor.executor import GenerationExecutor
 from executor.health import HealthBounds
+from executor.world.mpi_start import opened_by
 from protos.errors import EngineDeadError, ServerUnavailableError
 from tests.support.executor_scripted import audited, collect, request, running, tokens
 from tests.support.worlds import all_gone, ranked
@@ -125,6 +126,13 @@ def mpi_helpers() -> list[int]:
             if process.name() == "hydra_pmi_proxy":
                 found.append(process.pid)
     return found
+
+
+async def test_a_world_under_mpi_leaves_no_file_of_hydras() -> None:
+    """Bug: each left `/tmp/hydra_hwloc_xmlfile_*` behind, of which nobody had heard."""
+    async with running(ranked("mpi", 2)):
+        (helper,) = mpi_helpers()
+        assert not opened_by(helper)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
