@@ -142,10 +142,11 @@ class Clients:
             return (EngineDeadError,)
         if frontend.proxy.find(name) is not None:
             return (DuplicateRequestError,)
+        unread = () if link.line.has_room() else (ServerUnavailableError,)  # maybe for long
         if frontend.batches:  # what is gathered for a frame may take the room
-            return (None, OverloadedError)
+            return (None, OverloadedError, *unread)
         num_room = 0 if link.line.is_cut else QUEUE_MAX - len(link.line.messages)
-        return (None,) if num_room > len(link.requests) else (OverloadedError,)
+        return (None,) if num_room > len(link.requests) else (OverloadedError, *unread)
 
     def abort_named(self, frontend: Frontend, name: str) -> None:
         """Whoever bears the name when this comes to the worker, on whichever lane."""

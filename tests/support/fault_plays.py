@@ -100,6 +100,8 @@ class Plays:
         )
 
     def _after_silence(self, frontend: Frontend, heard_at_s: float, now_s: float) -> None:
+        if frontend.link.line.is_cut:  # told as unread, whatever is heard
+            self.history.silences.append((frontend.frontend_id, heard_at_s, now_s))
         if frontend.heard_at_s > heard_at_s or now_s - heard_at_s <= SILENCE_S:
             return
         lane = frontend.frontend_id
