@@ -141,12 +141,13 @@ async def test_a_connection_that_breaks_and_comes_back_never_costs_a_tokens_plac
             for into, result in zip(received, results, strict=True)
         )
         ends = await asyncio.gather(*reading, return_exceptions=True)
+        told = str(await asyncio.wait_for(front.wait_dead(), 20))  # a beat is lost, if no token
         cutting.cancel()
         await asyncio.gather(cutting, return_exceptions=True)
-        for i, tokens in enumerate(received):
+        for i, (tokens, end) in enumerate(zip(received, ends, strict=True)):
             assert tuple(tokens) == expected((i, 1), len(tokens))
-        assert {type(end) for end in ends} == {EngineDeadError}
-        told = str(await front.wait_dead())
+            is_whole = end is None and len(tokens) == 2000  # before the first frame was lost
+            assert is_whole or isinstance(end, EngineDeadError)
         assert "frames are lost" in told or "closed our lane" in told
     async with asyncio.timeout(5):
         while len(far.rig.world.lanes):  # noqa: ASYNC110 - threads tell nobody

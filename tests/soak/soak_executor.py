@@ -19,6 +19,7 @@ from tests.soak.soak_report import Report
 from tests.soak.soak_round import play
 from tests.support import ray_cluster
 from tests.support.executor_forms import NAMES, NEEDS_CLUSTER
+from tests.support.processes import command_of
 
 MACHINE_SHARE = 0.25
 NUM_CLIENTS = (150, 300, 500)
@@ -104,6 +105,6 @@ def _form_round(report: Report, form: str, seed: int, cluster: Callable[[], str]
 
 def _end_what_is_left() -> None:
     for process in psutil.Process().children(recursive=True):
-        if "ray_cluster" not in " ".join(process.cmdline()):
+        if "ray_cluster" not in command_of(process):
             with contextlib.suppress(psutil.Error):
                 process.kill()

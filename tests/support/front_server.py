@@ -26,6 +26,7 @@ from protos import inference_pb2 as pb
 from protos.control_codec import ledger_from_proto, server_info_from_proto
 from protos.messages import LedgerAudit, ServerInfo
 from protos.tokens import pack_token_ids
+from tests.support.processes import command_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = (1, 2, 3)
@@ -107,10 +108,10 @@ class FrontServer:
         return now
 
     def fronts(self) -> list[psutil.Process]:
-        return [p for p in self.look() if "--attach-fd" in " ".join(p.cmdline())]
+        return [p for p in self.look() if "--attach-fd" in command_of(p)]
 
     def worker(self) -> psutil.Process:
-        return next(p for p in self.look() if "executor.world" in " ".join(p.cmdline()))
+        return next(p for p in self.look() if "executor.world" in command_of(p))
 
     def channel(self) -> grpc.Channel:
         return grpc.insecure_channel(self.address, options=OPTIONS)

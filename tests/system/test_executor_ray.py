@@ -24,6 +24,7 @@ from executor.world import ray_launcher
 from protos.errors import ConfigError, EngineDeadError, ServerUnavailableError
 from tests.support import ray_cluster
 from tests.support.executor_scripted import collect, config, request, running, tokens
+from tests.support.processes import command_of
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +54,7 @@ def process_named(word: str, root: int | None = None) -> psutil.Process:
     """The one of our descendants, or of the root's, whose command has this word."""
     for process in psutil.Process(root).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it ends just now
-            if word in " ".join(process.cmdline()):
+            if word in command_of(process):
                 return process
     raise AssertionError(f"no process has {word}")
 
@@ -174,7 +175,7 @@ async def test_the_death_of_what_stands_between(address: str, victim: str) -> No
 
 async def test_a_rank_that_stands_still_is_given_up_and_killed(address: str) -> None:
     """A stopped process hears of no pipe's end: only a signal that cannot be held off ends it."""
-    health = HealthBounds(silence_s=0.5, stall_s=0.5, give_up_s=1.0)
+    health = HealthBounds(silence_s=0.5, stall_s=30.0, give_up_s=1.0)
     async with running(on_ray(address=address), health=health, heartbeat_s=0.1) as executor:
         result = executor.submit(request(max_tokens=5000))
         await anext(result)

@@ -21,6 +21,7 @@ from executor.health import HealthBounds
 from executor.world.mpi_start import opened_by
 from protos.errors import EngineDeadError, ServerUnavailableError
 from tests.support.executor_scripted import audited, collect, request, running, tokens
+from tests.support.processes import command_of
 from tests.support.worlds import all_gone, ranked
 
 pytestmark = pytest.mark.system
@@ -32,7 +33,7 @@ ALLOWANCE = 5
 def launcher_pid() -> int:
     """Of the small process between us and MPI's ranks."""
     children = psutil.Process().children()
-    (found,) = [child for child in children if "executor.world.mpi_launcher" in child.cmdline()]
+    (found,) = [child for child in children if "executor.world.mpi_launcher" in command_of(child)]
     return int(found.pid)
 
 
