@@ -16,6 +16,7 @@ import traceback
 import zmq
 
 from executor.ipc import FrameOpener, FrameReceiver, FrameSealer, FrameSender, open_pair
+from executor.last_words import end, last_words
 from executor.parent import die_with_parent, watch_standard_input
 from executor.post.desk import Desk
 from executor.post.messages import (
@@ -29,7 +30,6 @@ from executor.post.messages import (
     Work,
     read_bootstrap,
 )
-from protos.errors import BatonError, InternalError
 
 EXIT_FAILED = 1
 SEND_SLICE_S = 1.0
@@ -65,7 +65,7 @@ class PostProcess:
             desk = Desk(self._bootstrap.tokenizer.load())
         except Exception as error:
             traceback.print_exception(error)
-            self._say(Died(_to_baton(error).to_data()))
+            self._say(Died(last_words(error)))
             self._context.destroy(linger=LINGER_MS)
             return EXIT_FAILED
         self._say(Ready())
@@ -90,15 +90,6 @@ class PostProcess:
         )
 
 
-def _to_baton(error: Exception) -> BatonError:
-    if isinstance(error, BatonError):
-        return error
-    return InternalError(f"{type(error).__name__}: {error}")
-
-
 if __name__ == "__main__":
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    end(main())

@@ -91,9 +91,6 @@ class RankRouter(Generic[T]):
     def num_bad(self) -> int:
         return self._num_strange + sum(opener.num_bad for opener in self._openers)
 
-    def has_route(self, rank: int) -> bool:
-        return rank in self._routes
-
     def send(self, rank: int, message: object) -> bool:
         """False where the rank was never heard, is gone, or does not read."""
         route = self._routes.get(rank)

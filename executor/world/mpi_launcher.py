@@ -25,6 +25,7 @@ import threading
 import time
 from pathlib import Path
 
+from executor.last_words import end
 from executor.world.mpi_start import (
     broadcast,
     forget_shared_memory,
@@ -33,7 +34,6 @@ from executor.world.mpi_start import (
     opened_by,
     read_all,
 )
-from executor.world.rank import end
 from protos.errors import BatonError
 
 PR_SET_CHILD_SUBREAPER = 36

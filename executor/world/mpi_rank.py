@@ -12,10 +12,11 @@ import sys
 import time
 import traceback
 
+from executor.last_words import end
 from executor.parent import EXIT_PARENT_GONE
 from executor.world.mpi_start import broadcast, forget_shared_memory, load_mpi, meet, read_all
 from executor.world.orders import Orders
-from executor.world.rank import EXIT_DIED, end, run_rank
+from executor.world.rank import EXIT_DIED, run_rank
 
 TOLD_S = 0.2
 """For what was printed to pass through the manager that is ended."""

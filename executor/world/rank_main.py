@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 
+from executor.last_words import end
 from executor.parent import die_with_parent
 from executor.world.orders import read_orders
-from executor.world.rank import end, run_rank
+from executor.world.rank import run_rank
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

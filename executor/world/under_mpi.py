@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from executor.last_words import end
 from executor.world.external import Greeting, receive_blob, send_blob
 from executor.world.mpi_start import (
     broadcast,
@@ -29,7 +30,7 @@ from executor.world.mpi_start import (
 )
 from executor.world.orders import ProcessName
 from executor.world.outer import ENTRY, command_environment, outer_rank
-from executor.world.rank import EXIT_DIED, end, run_rank
+from executor.world.rank import EXIT_DIED, run_rank
 from protos.errors import ConfigError
 
 USAGE = f"usage: mpirun -n RANKS {ENTRY} COMMAND [ARGUMENT ...]"

@@ -170,10 +170,6 @@ class World:
     # --- what is known --------------------------------------------------------
 
     @property
-    def launcher_name(self) -> str:
-        return self._launcher.name
-
-    @property
     def leader(self) -> ProcessName:
         """Rank 0's process; known once the world is up."""
         return self._roll.leader.process
