@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -141,15 +141,19 @@ class Lanes:
         is_stopping: Callable[[], bool],
         queue_messages_max: int,
         message_bytes_max: int,
+        look_s: float,
         on_closed: Callable[[int, str], None] = lambda _id, _why: None,
     ) -> None:
-        """`on_closed` hears of every lane that is closed before the end; it must not wait."""
+        """Silent lanes are looked for every `look_s`. `on_closed` hears of every lane that is
+        closed before the end; it must not wait."""
         self._inbox = inbox
         self._on_closed = on_closed
         self._clock = clock
         self._is_stopping = is_stopping
         self._queue_messages_max = queue_messages_max
         self._message_bytes_max = message_bytes_max
+        self._look_s = look_s
+        self._looked_at_s = clock()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._lock = threading.Lock()
         self._lanes: dict[int, WorkerLane] = {}
@@ -198,18 +202,6 @@ class Lanes:
             lane = self._lanes.get(frontend_id)
             if lane is not None:
                 self._close(lane, why, level)
-
-    def close_silent(self) -> None:
-        """Asked now and then: frontends that nobody watches show their life by a Beat. One whose
-        connection broke may miss what it asked for, or believe that we do."""
-        now_s = self._clock()
-        with self._lock:
-            for lane in list(self._lanes.values()):
-                bound_s, fault = lane.spec.silence_s, lane.fault
-                if fault:
-                    self._close(lane, fault)
-                elif bound_s and now_s - lane.heard_at_s > bound_s:
-                    self._close(lane, f"nothing was heard from it for {bound_s:g} s")
 
     # --- answers --------------------------------------------------------------
 
@@ -263,7 +255,6 @@ class Lanes:
 
     def beat(self, heartbeat: Heartbeat) -> None:
         """Left out where a frontend does not read: the next one tells more."""
-        self.close_silent()
         if self._lock.acquire(timeout=SEND_SLICE_S):
             try:
                 for lane in self._lanes.values():
@@ -286,9 +277,10 @@ class Lanes:
         poller = zmq.Poller()
         poller.register(self._change_fd, zmq.POLLIN)
         lanes: dict[zmq.Socket[bytes], WorkerLane] = {}
+        self._looked_at_s = self._clock()
         try:
             while not self._is_shut:
-                ready = dict(poller.poll())
+                ready = dict(poller.poll(self._until_look_ms()))
                 self._take_changes(poller, lanes)
                 now_s = self._clock()
                 for socket, lane in lanes.items():
@@ -296,12 +288,33 @@ class Lanes:
                         self._inbox.put(lane.drain(self._queue_messages_max, now_s))
                         if lane.fault:
                             self.close(lane.spec.frontend_id, lane.fault, logging.WARNING)
+                self._close_silent(lanes.values())
         except zmq.ContextTerminated:
             pass  # the other way in which the main thread ends us: where we wait for a lane
         self._take_changes(poller, lanes)
         for socket in lanes:
             socket.close(linger=0)
         os.close(self._change_fd)
+
+    def _until_look_ms(self) -> int:
+        left_s = self._looked_at_s + self._look_s - self._clock()
+        return int(max(0.0, left_s) * 1000) + 1
+
+    def _close_silent(self, lanes: Iterable[WorkerLane]) -> None:
+        """Frontends that nobody watches show their life by a Beat. This thread judges them since
+        it alone reads: what lies over `look_s` between two looks was our own standstill (stopped,
+        starved, no room in the inbox), their beats may be unread, and none is blamed for it."""
+        now_s = self._clock()
+        passed_s = now_s - self._looked_at_s
+        if passed_s < self._look_s:
+            return
+        self._looked_at_s = now_s
+        for lane in lanes:
+            lane.heard_at_s = min(now_s, lane.heard_at_s + passed_s - self._look_s)
+            bound_s = lane.spec.silence_s
+            if bound_s and now_s - lane.heard_at_s > bound_s:
+                why = f"nothing was heard from it for {bound_s:g} s"
+                self.close(lane.spec.frontend_id, why, logging.WARNING)
 
     def _take_changes(self, poller: zmq.Poller, lanes: dict[zmq.Socket[bytes], WorkerLane]) -> None:
         try:

@@ -54,6 +54,7 @@ class Leading:
             is_stopping=self._stopping.is_set,
             queue_messages_max=orders.bounds.queue_messages_max,
             message_bytes_max=orders.bounds.message_bytes_max,
+            look_s=orders.bounds.heartbeat_s,
             on_closed=self._on_lane_closed,
         )
         if orders.lane is not None:

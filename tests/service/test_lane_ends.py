@@ -12,7 +12,7 @@ from pathlib import Path
 import zmq
 
 from executor.engine.seam import EngineOutput
-from executor.inbox import Inbox
+from executor.inbox import Inbox, LaneEnded, Letter
 from executor.ipc import TO_PROXY, FrameOpener, FrameReceiver, open_pair
 from executor.lane import LaneSpec
 from executor.lanes import Lanes
@@ -24,15 +24,17 @@ from tests.service.test_world_leader import orders
 
 MESSAGES_MAX = 8
 BYTES_MAX = 1 << 20
+LOOK_S = 0.01
 
 
-def spec(folder: Path, frontend_id: int) -> LaneSpec:
+def spec(folder: Path, frontend_id: int, silence_s: float = 0.0) -> LaneSpec:
     return LaneSpec(
         frontend_id=frontend_id,
         key=b"k" * 32,
         requests_endpoint=f"ipc://{folder}/{frontend_id}q",
         results_endpoint=f"ipc://{folder}/{frontend_id}r",
         worker_binds=True,
+        silence_s=silence_s,
     )
 
 
@@ -45,6 +47,7 @@ def test_a_frontend_that_did_not_read_is_told_why_its_lane_is_closed(tmp_path: P
         is_stopping=lambda: False,
         queue_messages_max=MESSAGES_MAX,
         message_bytes_max=BYTES_MAX,
+        look_s=LOOK_S,
     )
     lane = spec(tmp_path, 3)
     lanes.open(lane)
@@ -79,6 +82,48 @@ def test_a_frontend_that_did_not_read_is_told_why_its_lane_is_closed(tmp_path: P
         lanes.shut(has_receiver=True)
         receiving.join()
         context.term()
+
+
+def test_no_frontend_is_blamed_for_a_standstill_of_rank_0(tmp_path: Path) -> None:
+    """Bug: after a SIGSTOP rank 0 closed the lanes of frontends that had beaten all along, before
+    it read what lay in their sockets. Who really says nothing still loses its lane."""
+    now_s = 100.0
+    inbox, silence_s = Inbox(64), 20 * LOOK_S
+    lanes = Lanes(
+        inbox,
+        clock=lambda: now_s,
+        is_stopping=lambda: False,
+        queue_messages_max=MESSAGES_MAX,
+        message_bytes_max=BYTES_MAX,
+        look_s=LOOK_S,
+    )
+    lanes.open(spec(tmp_path, 3, silence_s))
+    lanes.open(spec(tmp_path, 4))  # its owner sees whether it lives
+    receiving = threading.Thread(target=lanes.receive_until_closed)
+    receiving.start()
+
+    def stand_still(passed_s: float) -> list[Letter]:
+        """Until the next look, which is the first one after it."""
+        nonlocal now_s
+        now_s += passed_s
+        ends_at_s = time.monotonic() + 5.0
+        while lanes._looked_at_s != now_s:
+            assert time.monotonic() < ends_at_s, "it does not look"
+            time.sleep(LOOK_S / 10)
+        return inbox.take(0)
+
+    try:
+        stand_still(LOOK_S)
+        for _ in range(5):  # no beat is read between them
+            assert not stand_still(10 * silence_s)
+        for _ in range(10):  # the share of its silence that was not ours
+            assert not stand_still(LOOK_S)
+        closed = [letter for _ in range(20) for letter in stand_still(LOOK_S)]
+        assert closed == [(3, LaneEnded(f"nothing was heard from it for {silence_s:g} s"))]
+        assert len(lanes) == 1
+    finally:
+        lanes.shut(has_receiver=True)
+        receiving.join()
 
 
 def test_a_frontend_for_whom_no_file_is_left_is_refused_at_once(tmp_path: Path) -> None:

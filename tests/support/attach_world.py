@@ -56,6 +56,7 @@ class ThreadWorld:
             is_stopping=self.stopping.is_set,
             queue_messages_max=self.limits.queue_messages_max,
             message_bytes_max=self.limits.message_bytes_max,
+            look_s=self.limits.heartbeat_s,
         )
         self.engine = create_engine(self.engine_config, self.inbox.wake)
         self.worker = Worker(self.engine, self.inbox, self.lanes, tombstones_max=4096)
