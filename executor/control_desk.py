@@ -9,7 +9,8 @@ Room at the members is looked for first, then comes the leader's own verdict: wh
 it refuses, no member is asked, and where it acts, all are.
 
 A call that fails ends alone, whatever it raised; the engine ends with it only where
-the error says so itself (severity ENGINE).
+the error says so itself (severity ENGINE). Where a member refused what the leader did,
+every rank takes it back (`Method.undo`), on the loop again, before the caller hears of it.
 
 Life: the thread starts with the first call and ends by `close`; calls that are
 still waiting then are not answered, since the world ends with them.
@@ -21,6 +22,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -72,19 +74,26 @@ class _Begun:
     method: str
     own: Any
     others: Future[tuple[RankAnswer, ...]] | None
+    arguments: Mapping[str, Any]
 
 
 class ControlDesk:
-    """`begin` is the loop's; `say` is called on the control thread or the loop's."""
+    """`begin` and `turn` are the loop's; `say` is called on the control thread or the loop's,
+    `wake` on the control thread: the loop shall take its turn."""
 
     def __init__(
         self,
         control: EngineControl,
         say: Callable[[int, CallReply], object],
         members: Members | None = None,
+        *,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._control = control
         self._say = say
+        self._wake = wake
+        self._failed: deque[tuple[_Begun, CallReply]] = deque()
+        """Calls that a member refused: to be taken back, then answered."""
         self._members = members
         self._begun: queue.Queue[_Begun | None] = queue.Queue(CALLS_MAX)
         self._thread: threading.Thread | None = None
@@ -116,10 +125,33 @@ class ControlDesk:
         if self._members is not None:
             others = self._members.call_all(call.method, arguments, MEMBERS_S_MAX)
         if others is None and not isinstance(own, Deferred):
-            self._answer(_Begun(frontend_id, call.call_id, call.method, own, None))
+            self._answer(_Begun(frontend_id, call.call_id, call.method, own, None, arguments))
             return
-        self._begun.put(_Begun(frontend_id, call.call_id, call.method, own, others))
+        self._begun.put(_Begun(frontend_id, call.call_id, call.method, own, others, arguments))
         self._start()
+
+    def turn(self) -> None:
+        """Asked by the loop in every round. Raises as `begin`."""
+        while self._failed and (self._members is None or self._members.has_room):
+            begun, reply = self._failed.popleft()
+            self._take_back(begun)
+            self._say(begun.frontend_id, reply)
+
+    def _take_back(self, begun: _Begun) -> None:
+        """On every rank, in order with the calls that follow; where there is nothing to take
+        back, the rank says so and nobody minds."""
+        methods = self._control.methods()
+        undo = methods[methods[begun.method].undo]
+        arguments = {name: begun.arguments[name] for name in undo.parameters}
+        try:
+            call_method(methods, undo.name, arguments)
+        except Exception as error:
+            failure = _as_failure(undo.name, error)
+            if failure.severity is not Severity.REQUEST:
+                raise
+            logger.info("%s after a failed %s: %s", undo.name, begun.method, failure)
+        if self._members is not None:
+            self._members.call_all(undo.name, arguments, MEMBERS_S_MAX)
 
     def _check_room(self) -> None:
         """Before anything is done: what rank 0 did alone, the members would not know of."""
@@ -153,7 +185,12 @@ class ControlDesk:
             reply = CallReply(begun.call_id, tuple(map(msgspec.msgpack.encode, values)), None)
         except Exception as error:
             reply = CallReply(begun.call_id, (), _as_failure(begun.method, error).to_data())
-        self._say(begun.frontend_id, reply)
+        if reply.error is not None and self._control.methods()[begun.method].undo:
+            self._failed.append((begun, reply))
+        else:
+            self._say(begun.frontend_id, reply)
+        if self._failed:  # also those for which the members had no room before
+            self._wake()
 
 
 def _decoded(call: Call) -> dict[str, Any]:

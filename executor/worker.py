@@ -124,7 +124,7 @@ class Worker:
         self._answers = answers
         self._ledger = Ledger(tombstones_max=tombstones_max)
         self._names = Names()
-        self._desk = ControlDesk(engine.control, answers.say, members)
+        self._desk = ControlDesk(engine.control, answers.say, members, wake=inbox.wake)
         self._listeners: dict[int, Listen] = {}
         self._progress = 0
         self._num_beats_in_calls = 0
@@ -152,6 +152,7 @@ class Worker:
         letters = self._inbox.take(self._wait_s())
         self._is_busy = True
         self._progress += 1
+        self._desk.turn()
         for frontend_id, message in letters:
             if frontend_id not in self._ended_lanes:  # else read while the lane was being closed
                 self._handle(frontend_id, message)

@@ -39,12 +39,14 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """`parameters` by name, all of them required."""
+    """`parameters` by name, all of them required. `undo` names the method that takes back what
+    some ranks did where another one refused; its parameters are some of this one's."""
 
     name: str
     run: Callable[..., Builtin | Deferred]
     is_coordinated: bool = False
     parameters: Mapping[str, type] = field(default_factory=dict)
+    undo: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,22 @@ def control_methods(control: EngineControl, facts: RankFacts) -> dict[str, Metho
     methods = (
         Method("sleep", control.sleep, is_coordinated=True),
         Method("wake_up", control.wake_up, is_coordinated=True),
-        Method("start_profile", control.start_profile, is_coordinated=True, parameters=path),
+        Method(
+            "start_profile",
+            control.start_profile,
+            is_coordinated=True,
+            parameters=path,
+            undo="drop_profile",
+        ),
         Method("stop_profile", lambda: _written(control.stop_profile()), is_coordinated=True),
-        Method("load_lora", control.load_lora, is_coordinated=True, parameters=name | path),
+        Method("drop_profile", control.drop_profile, is_coordinated=True, parameters=path),
+        Method(
+            "load_lora",
+            control.load_lora,
+            is_coordinated=True,
+            parameters=name | path,
+            undo="unload_lora",
+        ),
         Method("unload_lora", control.unload_lora, is_coordinated=True, parameters=name),
         Method("list_loras", lambda: [msgspec.to_builtins(lora) for lora in control.list_loras()]),
         Method("describe", lambda: describe(facts, is_asleep=control.is_asleep)),

@@ -86,6 +86,9 @@ class ControlBase(EngineControl):
     def stop_profile(self) -> TraceExport:
         return self._profiles.stop()
 
+    def drop_profile(self, path: str) -> None:
+        self._profiles.drop(path)
+
     # --- listening ----------------------------------------------------------
 
     def listen(self, *, stats: bool, kv_events: bool) -> None:

@@ -114,6 +114,9 @@ class EngineControl(Protocol):
     def stop_profile(self) -> TraceExport:
         """End recording. Raises NotNowError where none was started."""
 
+    def drop_profile(self, path: str) -> None:
+        """End recording for this path, if that is what is under way; nothing is written."""
+
     def load_lora(self, name: str, path: str) -> None:
         """Raises UnsupportedError where the engine has no LoRA; else InvalidRequestError,
         DuplicateRequestError for a name that is loaded, OverloadedError for one too many.

@@ -52,6 +52,9 @@ class MemberControl:
     def stop_profile(self) -> TraceExport:
         return self._profiles.stop()
 
+    def drop_profile(self, path: str) -> None:
+        self._profiles.drop(rank_path(path, self._facts.rank))
+
     def load_lora(self, name: str, path: str) -> None:
         self._loras.load(name, path)
 

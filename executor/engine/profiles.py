@@ -1,7 +1,7 @@
 """Profiles of an engine: one at a time, bounded, written by whoever has the time.
 
-    idle ──start──> recording ──stop──> idle
-                        └─ the tracer is full ─> full ──stop──> idle
+    idle ──start──> recording ──stop, drop──> idle
+                        └─ the tracer is full ─> full ──stop, drop──> idle
 
 A tracer does the recording and says when it has enough; `StepTracer`, which
 needs nothing, keeps when each step began and ended. Files are Chrome traces (JSON;
@@ -110,6 +110,11 @@ class Profiles:
         write_trace = self._write or self._tracer.stop()
         self._path = self._write = None
         return TraceExport(str(path), self._num_steps, lambda: _write(path, write_trace))
+
+    def drop(self, path: str) -> None:
+        """As `close`, where it is the one for this path."""
+        if self._path == Path(path):
+            self.close()
 
     def close(self) -> None:
         """Recording ends; what was recorded is dropped."""

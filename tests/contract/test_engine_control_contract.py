@@ -321,6 +321,7 @@ def test_calls_by_name_do_what_the_methods_do(bench: Bench, tmp_path: Path) -> N
         "wake_up",
         "start_profile",
         "stop_profile",
+        "drop_profile",
         "load_lora",
         "unload_lora",
         "check_transport",
