@@ -1,9 +1,14 @@
-"""Launcher `mpi`: a small process of its own spawns the ranks by Comm.Spawn, on this host."""
+"""Launcher `mpi`: a small process of its own spawns the ranks by Comm.Spawn, on this host.
+
+That process removes MPI's files, unless MPI takes it down while ranks still start: then this
+one does, at `close`, when nobody has them any more.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,7 +17,7 @@ from executor.limits import ExecutorLimits
 from executor.world.events import LAUNCHER
 from executor.world.launch import Exit, Launcher
 from executor.world.mpi_launcher import LENGTH_BYTES
-from executor.world.mpi_start import SHM_PREFIX, pack_all
+from executor.world.mpi_start import pack_all, unclaimed
 from executor.world.orders import Orders
 from executor.world.outer import path_with
 
@@ -29,6 +34,7 @@ class MpiLauncher(Launcher):
         self._limits = limits
         self._child: WorkerChild | None = None
         self._exits: tuple[Exit, ...] = ()
+        self._began_s = time.time()  # as files tell their age
 
     async def launch(self, orders: Sequence[Orders], on_exit: Callable[[], None]) -> None:
         data = pack_all(list(orders))
@@ -47,7 +53,6 @@ class MpiLauncher(Launcher):
         child = self._child
         if not self._exits and child is not None and child.has_exited():
             self._exits = (Exit(LAUNCHER, child.describe_exit()),)
-            Path(f"{SHM_PREFIX}{child.pid:x}_0").unlink(missing_ok=True)
         return self._exits
 
     def kill(self) -> None:
@@ -61,5 +66,8 @@ class MpiLauncher(Launcher):
         return () if self._child is None else self._child.log_lines
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.close()
+        if self._child is None:
+            return
+        self._child.close()
+        for file in unclaimed(self._began_s):
+            Path(file).unlink(missing_ok=True)

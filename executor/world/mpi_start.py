@@ -5,12 +5,14 @@ older one first breaks ours. So every rank passes here before anything else load
 
 MPICH leaves its /dev/shm file behind where a job is cut off, and even where it is not. Once
 every rank has it mapped nobody needs its name: it is removed then. So does the file by which
-hydra tells ranks of the host's hardware, which they have read by then.
+hydra tells ranks of the host's hardware, which they have read by then. What is cut off before
+that is left to the world's owner: `unclaimed` finds it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import time
 from pathlib import Path
@@ -25,6 +27,7 @@ LENGTH_BYTES = 8
 POLL_S = 0.02
 HWLOC_PREFIX = "/tmp/hydra_hwloc_xmlfile_"  # noqa: S108 - hydra's name, which we only remove
 SHM_PREFIX = "/dev/shm/mpich_shm_"  # noqa: S108 - MPICH's name, which we only remove
+PREFIXES = (HWLOC_PREFIX, SHM_PREFIX)
 
 
 def load_mpi() -> Any:
@@ -81,13 +84,33 @@ def mapped_by(pid: int) -> list[str]:
 
 
 def opened_by(pid: int) -> list[str]:
-    """Hydra's files that a process has open and that still have a name."""
+    """MPICH's and hydra's files that a process has open and that still have a name."""
     paths: list[str] = []
     with contextlib.suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 paths.append(os.readlink(descriptor))
-    return [path for path in paths if path.startswith(HWLOC_PREFIX) and os.path.exists(path)]
+    return [path for path in paths if path.startswith(PREFIXES) and os.path.exists(path)]
+
+
+def unclaimed(since_s: float) -> list[str]:
+    """MPICH's and hydra's files of this user, made since then (by the wall clock), that no
+    process of this host has open or mapped."""
+    names = [name for prefix in PREFIXES for name in sorted(glob.glob(f"{prefix}*"))]
+    born = [name for name in names if _is_own(name, since_s)]
+    if not born:
+        return []
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    claimed = {path for pid in pids for path in (*opened_by(pid), *mapped_by(pid))}
+    return [name for name in born if name not in claimed]
+
+
+def _is_own(path: str, since_s: float) -> bool:
+    try:
+        made = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return False
+    return made.st_uid == os.geteuid() and made.st_mtime >= since_s
 
 
 def _wait(request: Any) -> None:

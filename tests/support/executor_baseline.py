@@ -1,15 +1,16 @@
 """What an executor must leave behind: nothing. Snapshots of this process before and after.
 
 Processes are found as our descendants, and by a mark in the environment that they inherit: a
-parent that is killed (Ray's, MPI's) leaves its own to init. Shared memory counts once nobody
-that lives has it mapped. A Ray cluster that the test session runs is set aside, but for what a
-world has started in it.
+parent that is killed (Ray's, MPI's) leaves its own to init. Shared memory and MPI's files count
+once nobody that lives has them mapped or open. A Ray cluster that the test session runs is set
+aside, but for what a world has started in it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import glob
 import os
 import secrets
 import tempfile
@@ -23,7 +24,7 @@ import psutil
 
 SETTLE_S_MAX = 5.0
 MARK = "BATON_TEST_MARK"
-SHM = Path("/dev/shm")
+SHARED = ("/dev/shm/*", "/tmp/hydra_hwloc_xmlfile_*")
 SCRATCH = ("baton-ipc-", "baton-ray-")
 CLUSTERS: set[int] = set()
 """Processes at the roots of clusters that the session runs."""
@@ -113,20 +114,23 @@ def _own_folders() -> Iterator[str]:
 
 
 def _shared_memory() -> Iterator[str]:
-    with contextlib.suppress(OSError):
-        yield from os.listdir(SHM)
+    for pattern in SHARED:
+        yield from glob.glob(pattern)
 
 
 def _unmapped(names: list[str]) -> list[str]:
-    """Those of the segments that no process has mapped: nobody is going to remove them.
+    """Those that no process has mapped or open: nobody is going to remove them.
     Looked for before the maps are read: one may be made, mapped and removed meanwhile."""
     if not names:
         return []
-    mapped = ""
+    held = ""
     for path in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
-            mapped += path.read_text()
-    return [name for name in names if f"{SHM}/{name}" not in mapped and (SHM / name).exists()]
+            held += path.read_text()
+    for path in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            held += f"{os.readlink(path)}\n"
+    return [name for name in names if name not in held and os.path.exists(name)]
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import pytest
 from executor.config import HealthConfig
 from executor.executor import GenerationExecutor
 from executor.health import HealthBounds
-from executor.world.mpi_start import opened_by
+from executor.world.mpi_start import mapped_by, opened_by
 from protos.errors import EngineDeadError, ServerUnavailableError
 from tests.support.executor_scripted import audited, collect, request, running, tokens
 from tests.support.processes import command_of
@@ -134,6 +134,25 @@ async def test_a_world_under_mpi_leaves_no_file_of_hydras() -> None:
     async with running(ranked("mpi", 2)):
         (helper,) = mpi_helpers()
         assert not opened_by(helper)
+
+
+async def test_a_rank_that_is_killed_while_mpi_starts_leaves_no_file() -> None:
+    """Bug: MPI then takes down the launcher, which alone knew of the ranks' shared memory."""
+    create = GenerationExecutor.create(ranked("mpi", 2), name="x")
+    task = asyncio.create_task(create)
+    ends_at_s = time.monotonic() + 4 * ALLOWANCE
+    while not (mapping := [pid for pid in mpi_ranks() if mapped_by(pid)]):
+        assert time.monotonic() < ends_at_s
+        await asyncio.sleep(0.001)
+    os.kill(mapping[0], signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="MPI"):
+        await task
+
+
+def mpi_ranks() -> list[int]:
+    children = psutil.Process().children(recursive=True)
+    module = "-m executor.world.mpi_rank"
+    return [child.pid for child in children if command_of(child).endswith(module)]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
