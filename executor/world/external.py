@@ -37,7 +37,7 @@ def send_blob(channel: socket.socket, body: bytes) -> None:
 
 
 def receive_blob(channel: socket.socket) -> bytes | None:
-    """None where the other side has closed."""
+    """None where the other side has closed, or a timeout of the channel's has passed."""
     head = _receive(channel, LENGTH_BYTES)
     return None if head is None else _receive(channel, int.from_bytes(head, "little"))
 
@@ -47,7 +47,7 @@ def _receive(channel: socket.socket, num_bytes: int) -> bytes | None:
     while len(data) < num_bytes:
         try:
             piece = channel.recv(num_bytes - len(data))
-        except ConnectionResetError:
+        except (ConnectionResetError, TimeoutError):
             return None
         if not piece:
             return None
@@ -68,7 +68,10 @@ class ExternalLauncher(Launcher):
         self._channel.settimeout(GREETING_S_MAX)
         greeting = receive_blob(self._channel)
         if greeting is None:
-            raise ConfigError("the outer MPI job has ended", field="world.launcher")
+            raise ConfigError(
+                f"the outer MPI job has ended, or said nothing for {GREETING_S_MAX:g} s",
+                field="world.launcher",
+            )
         self._greeting = msgspec.msgpack.decode(greeting, type=Greeting)
         self.spans_hosts = self._greeting.spans_hosts
         self._watch: RankWatch | None = None

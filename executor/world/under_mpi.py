@@ -3,29 +3,37 @@
 Every process of the job is a rank and waits for its orders. Beside rank 0 the command runs, in
 a session of its own and outside of MPI: its executor finds the way to rank 0, which passes
 the orders on. The job ends with the command: with its status, or at once where a rank fails.
+
+A rank ends with the process that started it (hydra's proxy): mpirun does not notice the loss of
+that one, and would no longer reach the ranks. The command hears of it as of any rank's death.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import msgspec
 
 from executor.last_words import end
+from executor.parent import EXIT_PARENT_GONE, watch_parent
 from executor.world.external import Greeting, receive_blob, send_blob
 from executor.world.mpi_start import (
     broadcast,
     forget_shared_memory,
     load_mpi,
     meet,
+    opened_by,
     read_all,
 )
 from executor.world.orders import ProcessName
@@ -35,6 +43,8 @@ from protos.errors import ConfigError
 
 USAGE = f"usage: mpirun -n RANKS {ENTRY} COMMAND [ARGUMENT ...]"
 EXIT_USAGE = 2
+LAST_ORDERS_S_MAX = 0.5
+"""For what a command that has ended had still sent."""
 
 
 class Command:
@@ -57,7 +67,16 @@ class Command:
             signal.signal(number, self._pass_on)
 
     def orders(self) -> bytes:
-        """Empty where the command ends without a world."""
+        """Empty where the command ends without a world; children of its own that live on, and
+        have inherited its end of the channel, do not count."""
+        pidfd = os.pidfd_open(self._process.pid)
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        poller.register(self.channel, select.POLLIN)
+        poller.poll()
+        os.close(pidfd)
+        if self._process.poll() is not None:
+            self.channel.settimeout(LAST_ORDERS_S_MAX)
         return receive_blob(self.channel) or b""
 
     def wait(self) -> int:
@@ -73,6 +92,7 @@ def main(argv: Sequence[str]) -> int:
     if not argv:
         print(USAGE, file=sys.stderr)  # noqa: T201 - a command's own usage
         return EXIT_USAGE
+    watch_parent(_end_with_manager)
     mpi = _mpi()
     if mpi is None:
         return EXIT_USAGE
@@ -82,6 +102,8 @@ def main(argv: Sequence[str]) -> int:
     )
     meet(job)
     forget_shared_memory()
+    for file in opened_by(os.getppid()):  # hydra's own, which it leaves where a rank is killed
+        Path(file).unlink(missing_ok=True)
     if job.rank == 0:
         return _lead(mpi, Command(argv, greeting))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -89,6 +111,11 @@ def main(argv: Sequence[str]) -> int:
     data = broadcast(job, None, root=0)
     status = run_rank(read_all(data)[job.rank], keeps_signals=True) if data else 0
     return status or _part(mpi, None)
+
+
+def _end_with_manager() -> None:
+    forget_shared_memory()
+    os._exit(EXIT_PARENT_GONE)
 
 
 def _mpi() -> Any | None:
