@@ -208,7 +208,8 @@ def _values_of(begun: _Begun) -> list[Any]:
     for answer in begun.others.result():
         if answer.error is not None:
             message = f"{begun.method} failed on rank {answer.rank}: {answer.error.message}"
-            raise RequestFailedError(message, field="rank", value=answer.rank)
+            limit = answer.error.limit
+            raise RequestFailedError(message, field="rank", value=answer.rank, limit=limit)
         values.append(answer.value)
     return values
 

@@ -8,7 +8,7 @@ import msgspec
 
 from executor.engine.control import Deferred, Method, call_method
 from executor.engine.seam import EngineRequest
-from protos.errors import BatonError, ErrorData, InternalError
+from protos.errors import BatonError, ErrorData, InternalError, RequestFailedError
 
 LINK = "leader"
 
@@ -66,6 +66,32 @@ class RankValue(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     value: Any = None
     error: ErrorData | None = None
+
+
+def packed(message: object, field: str, method: str, bytes_max: int) -> msgspec.Raw:
+    """The bytes that will cross, made by who offers them: what one call has too much of, or what
+    cannot be encoded, is that call's RequestFailedError and never the end of a link."""
+    try:
+        body = msgspec.msgpack.encode(message)
+        problem = f"it has {len(body)} bytes, and a message may have {bytes_max}"
+    except Exception as error:  # msgspec's own kinds, and whatever a strange object raises
+        body, problem = b"", f"it cannot be encoded: {type(error).__name__}: {error}"
+    if body and len(body) <= bytes_max:
+        return msgspec.Raw(body)
+    raise RequestFailedError(
+        f"the {field} of {method} cannot be sent: {problem}",
+        field=field,
+        value=f"{len(body)} bytes",
+        limit=f"{bytes_max} bytes",
+    )
+
+
+def packed_answer(call: MemberCall, told: Answer, bytes_max: int) -> msgspec.Raw:
+    try:
+        return packed(told, "answer", call.method, bytes_max)
+    except RequestFailedError as error:
+        refusal = Answer(call.call_id, error=error.to_data())
+        return packed(refusal, "refusal", call.method, bytes_max)
 
 
 def answer(call_id: int, methods: dict[str, Method], call: MemberCall) -> Answer:

@@ -11,14 +11,16 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import zmq
 
 from executor.control_desk import RankAnswer
+from executor.packing import body_bytes_max
 from executor.world.collective import (
     LINK,
     Answer,
@@ -30,9 +32,10 @@ from executor.world.collective import (
     MemberStop,
     MemberSubmit,
     RankValue,
+    packed,
 )
 from executor.world.frames import Context, RankRouter, SocketBounds, open_router
-from protos.errors import ErrorData, RequestFailedError, ServerUnavailableError
+from protos.errors import BatonError, ErrorData, RequestFailedError, ServerUnavailableError
 
 CLOSE_S_MAX = 2.0
 LOOKS_EVERY_S = 0.25
@@ -63,7 +66,9 @@ class Leader(threading.Thread):
         socket, self.endpoint, self.curve_key = open_router(context, endpoint, bounds)
         self._router: RankRouter[FromMember] = RankRouter(socket, LINK, key, num_ranks, FromMember)
         self._members = tuple(range(1, num_ranks))
-        self._outgoing: deque[tuple[int, object]] = deque()
+        self._bytes_max = body_bytes_max(bounds.message_bytes_max)
+        self._outgoing: deque[tuple[int, int, msgspec.Raw]] = deque()
+        """Rank, the call that it is about (0: none), and what is sent."""
         self._pending: dict[int, _Pending] = {}
         self._next_call_id = 1
         self._condition = threading.Condition()
@@ -109,7 +114,8 @@ class Leader(threading.Thread):
     def stop_members(self) -> None:
         """They end after what was sent before."""
         with self._condition:
-            self._outgoing.extend((rank, MemberStop()) for rank in self._members)
+            stop = msgspec.Raw(msgspec.msgpack.encode(MemberStop()))
+            self._outgoing.extend((rank, 0, stop) for rank in self._members)
         self._wake()
 
     def close(self) -> None:
@@ -119,21 +125,28 @@ class Leader(threading.Thread):
         self._wake()
         self.join(CLOSE_S_MAX)
 
-    def _ask(self, method: str, timeout_s: float, make: Any) -> Future[Values]:
+    def _ask(self, method: str, timeout_s: float, make: Callable[[int], object]) -> Future[Values]:
         future: Future[Values] = Future()
         with self._condition:
-            if self._is_closing or len(self._pending) >= CALLS_MAX:
-                why = "the world is ending" if self._is_closing else f"{CALLS_MAX} calls wait"
-                error = ServerUnavailableError(f"{method}: {why}").to_data()
+            try:
+                self._check_room(method)
+                call_id = self._next_call_id
+                body = packed(make(call_id), "arguments", method, self._bytes_max)
+            except BatonError as refusal:
+                error = refusal.to_data()
                 future.set_result(tuple(RankValue(rank, error=error) for rank in self._members))
                 return future
-            call_id = self._next_call_id
             self._next_call_id += 1
             ends_at_s = time.monotonic() + timeout_s
             self._pending[call_id] = _Pending(method, ends_at_s, timeout_s, future)
-            self._outgoing.extend((rank, make(call_id)) for rank in self._members)
+            self._outgoing.extend((rank, call_id, body) for rank in self._members)
         self._wake()
         return future
+
+    def _check_room(self, method: str) -> None:
+        if self._is_closing or len(self._pending) >= CALLS_MAX:
+            why = "the world is ending" if self._is_closing else f"{CALLS_MAX} calls wait"
+            raise ServerUnavailableError(f"{method}: {why}")
 
     def _wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
@@ -183,12 +196,10 @@ class Leader(threading.Thread):
             with self._condition:
                 if not self._outgoing:
                     return
-                rank, message = self._outgoing.popleft()
-            if not self._router.send(rank, message) and isinstance(
-                message, MemberCall | MemberSubmit
-            ):
+                rank, call_id, body = self._outgoing.popleft()
+            if not self._router.send(rank, body) and call_id:
                 error = ServerUnavailableError(f"rank {rank} cannot be reached").to_data()
-                self._on_answer(rank, Answer(message.call_id, error=error))
+                self._on_answer(rank, Answer(call_id, error=error))
 
     def _expired(self, now_s: float) -> list[int]:
         return [call_id for call_id, call in self._pending.items() if now_s >= call.ends_at_s]

@@ -12,6 +12,7 @@ import time
 
 from executor.engine.control import Method, RankFacts
 from executor.engine.member import MemberControl
+from executor.packing import body_bytes_max
 from executor.world.collective import (
     LINK,
     Answer,
@@ -23,6 +24,7 @@ from executor.world.collective import (
     MemberSubmit,
     ToMember,
     answer,
+    packed_answer,
 )
 from executor.world.frames import Context, RankDealer, SocketBounds, open_dealer
 from executor.world.messages import HelloAck
@@ -45,6 +47,7 @@ class Member:
     ) -> None:
         bounds = orders.bounds
         self._orders = orders
+        self._bytes_max = body_bytes_max(bounds.message_bytes_max)
         self._calls: queue.Queue[ToMember] = queue.Queue(CALLS_MAX)
         socket = open_dealer(context, ack.leader_endpoint, ack.leader_curve_key, sockets, LINGER_MS)
         self._link: RankLink[ToMember] = RankLink(
@@ -85,7 +88,8 @@ class Member:
             call = self._calls.get()
             match call:
                 case MemberCall():
-                    self._link.say(answer(call.call_id, self._methods, call))
+                    told = answer(call.call_id, self._methods, call)
+                    self._link.say(packed_answer(call, told, self._bytes_max))
                 case MemberSubmit():
                     error = not_leader(self._orders.rank, "takes no requests")
                     self._link.say(Answer(call.call_id, error=error.to_data()))

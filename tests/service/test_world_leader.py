@@ -12,7 +12,9 @@ import pytest
 import zmq
 
 from executor.config import EngineConfig, TransferConfig
+from executor.engine.control import Method
 from executor.engine.seam import EngineRequest
+from executor.packing import body_bytes_max
 from executor.world.collective import LINK, FromMember, Join
 from executor.world.frames import RankDealer, SocketBounds, open_dealer
 from executor.world.leader import Leader
@@ -23,14 +25,15 @@ from protos.errors import EngineDeadError, from_data
 from protos.messages import RequestType, SamplingParams
 
 KEY = bytes(range(32))
-SOCKETS = SocketBounds(64, 1 << 20)
+BYTES_MAX = 1 << 20
+SOCKETS = SocketBounds(64, BYTES_MAX)
 BOUNDS = RankBounds(
     heartbeat_s=0.05,
     owner_silence_s_max=5.0,
     hello_s_max=5.0,
     leave_s_max=5.0,
     queue_messages_max=64,
-    message_bytes_max=1 << 20,
+    message_bytes_max=BYTES_MAX,
     tombstones_max=16,
 )
 REQUEST = EngineRequest(
@@ -83,6 +86,10 @@ def led(endpoint: str, num_ranks: int, *, members: int) -> Iterator[Leader]:
 def run(member: Member, is_ready: threading.Barrier) -> None:
     member.join()
     member.load()
+    member._methods |= {
+        "large": Method("large", lambda: "x" * BYTES_MAX),
+        "strange": Method("strange", object),
+    }
     is_ready.wait(5.0)
     assert member.serve()
     member.close()
@@ -123,6 +130,25 @@ def test_one_members_failure_is_its_own(endpoint: str) -> None:
         assert failed.error.kind == "InvalidRequestError"
         (answer,) = leader.call_all("sleep", {}, 5.0).result(5.0)
         assert answer.error is None
+
+
+def test_a_call_that_no_frame_holds_is_refused_and_costs_no_member(endpoint: str) -> None:
+    """Bug: an answer over the frame's bound cut the member's connection, and its call waited for
+    600 s; what could not be encoded ended the link's thread, and with it the world."""
+    with led(endpoint, 3, members=2) as leader:
+        for method, arguments, field in (
+            ("load_lora", {"name": "a", "path": "x" * BYTES_MAX}, "arguments"),
+            ("load_lora", {"name": object(), "path": "x"}, "arguments"),
+            ("large", {}, "answer"),
+            ("strange", {}, "answer"),
+        ):
+            for told in leader.call_all(method, arguments, 5.0).result(5.0):
+                assert told.error is not None
+                assert (told.error.kind, told.error.field) == ("RequestFailedError", field)
+                assert told.error.limit == f"{body_bytes_max(BYTES_MAX)} bytes"
+                assert f"the {field} of {method} cannot be sent: it" in told.error.message
+        answers = leader.call_all("describe", {}, 5.0).result(5.0)
+        assert [told.error for told in answers] == [None, None]
 
 
 def test_who_does_not_answer_is_named_in_time(endpoint: str) -> None:
