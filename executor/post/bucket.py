@@ -16,6 +16,7 @@ from typing import Protocol
 import zmq
 
 from executor.limits import ExecutorLimits
+from executor.packing import body_bytes_max
 from executor.post.life import BucketLife, BucketState, Next
 from executor.post.messages import Answer, Counts, Died, FromPost, Hello, Ready
 from executor.post.spec import TokenizerSpec
@@ -52,7 +53,8 @@ class PostBucket:
         self.index = index
         self.last_words: ErrorData | None = None
         self.life = BucketLife(RestartBudget(limits.restarts_max, limits.restarts_window_s))
-        self.window = BucketWindow(limits)
+        self._bytes_max = body_bytes_max(settings.limits.message_bytes_max)
+        self.window = BucketWindow(limits, self._bytes_max)
         self._settings = settings
         self._owner = owner
         self._loop = asyncio.get_running_loop()
@@ -76,6 +78,7 @@ class PostBucket:
         return self.life.state is BucketState.IN_PROCESS
 
     def open(self, client_id: int, params: TextParams) -> bool:
+        """Raises InvalidRequestError where no message to a worker could hold them."""
         if self.life.state in (BucketState.IN_PROCESS, BucketState.STOPPED):
             return False
         self.window.open(client_id, params)
@@ -223,7 +226,7 @@ class PostBucket:
         """For the next worker, or one that has not begun. What the old one still held."""
         payloads = self.window.retire()
         self._num_strange += self.window.num_strange
-        self.window = BucketWindow(self._settings.limits.post)
+        self.window = BucketWindow(self._settings.limits.post, self._bytes_max)
         return payloads
 
     def _cancel_start_timer(self) -> None:
@@ -250,7 +253,8 @@ class PostBucket:
         match message:
             case Answer():
                 self._counts = message.counts
-                if self.window.on_answer(message.number, self._loop.time()):
+                now_s, is_part = self._loop.time(), message.is_part
+                if self.window.on_answer(message.number, now_s, is_part=is_part):
                     self._send()
                     self._owner.on_answer(message)
             case Hello():

@@ -23,7 +23,9 @@ from executor.post.messages import (
     unpack_outputs,
 )
 from executor.postprocess import Postprocessor
-from protos.errors import ErrorData, RequestFailedError
+from protos.errors import ErrorData, RequestFailedError, shorten
+
+WORDS_LENGTH_MAX = 500
 
 
 class Desk:
@@ -112,6 +114,7 @@ class _Draft:
 
     def fail(self, client_id: int, error: Exception) -> None:
         message = f"postprocessing failed: {type(error).__name__}: {error}"
+        message = shorten(message, WORDS_LENGTH_MAX)
         self.failed.append((client_id, RequestFailedError(message).to_data()))
 
     def add_orphan(self, output: EngineOutput) -> None:

@@ -2,7 +2,8 @@
 
 A frontend sends `Work`: what is new about requests, and outputs of the engine as
 the engine's worker packed them, which the frontend never decodes. Each is
-answered by one `Answer`. The end of the worker's standard input is its stop.
+answered by one `Answer`, in parts where that is too large. The end of the worker's
+standard input is its stop.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(_Message, frozen=True):
-    """To the `Work` with the same number."""
+    """To the `Work` with the same number; where `is_part`, one more follows."""
 
     number: int
     chunks: tuple[PostChunk, ...]
@@ -98,6 +99,7 @@ class Answer(_Message, frozen=True):
     num_dropped_tokens: int
     """Tokens that came after a stop string."""
     counts: Counts
+    is_part: bool = False
 
 
 FromPost: TypeAlias = Hello | Ready | Died | Answer

@@ -13,10 +13,12 @@ import signal
 import sys
 import traceback
 
+import msgspec
 import zmq
 
 from executor.ipc import FrameOpener, FrameReceiver, FrameSealer, FrameSender, open_pair
 from executor.last_words import end, last_words
+from executor.packing import body_bytes_max
 from executor.parent import die_with_parent, watch_standard_input
 from executor.post.desk import Desk
 from executor.post.messages import (
@@ -30,6 +32,7 @@ from executor.post.messages import (
     Work,
     read_bootstrap,
 )
+from executor.post.packing import packed_answers
 
 EXIT_FAILED = 1
 SEND_SLICE_S = 1.0
@@ -52,6 +55,7 @@ class PostProcess:
 
     def __init__(self, bootstrap: PostBootstrap) -> None:
         self._bootstrap = bootstrap
+        self._bytes_max = body_bytes_max(bootstrap.message_bytes_max)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         answers = self._open(bootstrap.answers_endpoint)
         self._sender = FrameSender(answers, FrameSealer(bootstrap.key, FROM_POST))
@@ -72,9 +76,11 @@ class PostProcess:
         while True:
             self._receiver.socket.poll(None, zmq.POLLIN)
             for work in self._receiver.drain(WORKS_A_TURN_MAX):
-                self._say(desk.handle(work, self._opener.num_bad))
+                answer = desk.handle(work, self._opener.num_bad)
+                for body in packed_answers(answer, self._bytes_max):
+                    self._say(body)
 
-    def _say(self, message: FromPost) -> None:
+    def _say(self, message: FromPost | msgspec.Raw) -> None:
         """Waits for a frontend that does not read; its end ends us meanwhile."""
         while not self._sender.send(message, timeout_s=SEND_SLICE_S):
             pass

@@ -4,8 +4,9 @@
                 └────────────────── retire ──────────────────┘──> given back
 
 What waits is merged: one `Work` takes all of the backlog that fits. A request's
-parameters leave once, with the first outputs that leave after it was opened;
-so a request that its engine refuses at once costs the worker nothing.
+parameters leave once, with the first outputs that leave after it was opened, or
+ahead of them where they do not fit into one message; so a request that its engine
+refuses at once costs the worker nothing.
 
 One window serves one worker: a replacement begins with a new one.
 """
@@ -17,11 +18,19 @@ from collections import deque
 from executor.post.limits import PostLimits
 from executor.post.messages import Work
 from executor.postprocess import TextParams
+from protos.errors import InvalidRequestError
+
+INT_BYTES = 9
+"""At most, as msgpack has it."""
+TOKEN_BYTES = 5
+PARAMS_ROOM_BYTES = 64
 
 
 class BucketWindow:
-    def __init__(self, limits: PostLimits) -> None:
+    def __init__(self, limits: PostLimits, bytes_max: int) -> None:
+        """`bytes_max`: what one message may have; no payload has more."""
         self._limits = limits
+        self._bytes_max = bytes_max
         self._opened: dict[int, TextParams] = {}
         self._forgotten: list[int] = []
         self._backlog: deque[bytes] = deque()
@@ -46,8 +55,18 @@ class BucketWindow:
         return self._backlog_bytes
 
     def open(self, client_id: int, params: TextParams) -> None:
-        """Before anything of this request can arrive."""
+        """Before anything of this request can arrive. Raises InvalidRequestError."""
         assert client_id not in self._opened
+        num_bytes = params_bytes(params)
+        if num_bytes > self._bytes_max:
+            raise InvalidRequestError(
+                f"output_prefix_token_ids has {len(params.first_token_ids)} tokens; with the stop "
+                f"strings it takes {num_bytes} bytes of a message to a postprocess worker, which "
+                f"must be at most {self._bytes_max}",
+                field="output_prefix_token_ids",
+                value=f"{num_bytes} bytes",
+                limit=f"{self._bytes_max} bytes",
+            )
         self._opened[client_id] = params
 
     def forget(self, client_id: int) -> None:
@@ -65,23 +84,20 @@ class BucketWindow:
         is_due = bool(self._backlog or self._forgotten)
         if not is_due or len(self._in_flight) >= self._limits.works_in_flight_max:
             return None
-        opened: tuple[tuple[int, TextParams], ...] = ()
-        if self._backlog:
-            opened, self._opened = tuple(self._opened.items()), {}
-        work = Work(self._next_number, opened, tuple(self._forgotten), self._take_payloads())
-        self._forgotten = []
+        work = self._next_work()
         self._next_number += 1
         self._in_flight.append(work)
         if self.waiting_since_s is None:
             self.waiting_since_s = now_s
         return work
 
-    def on_answer(self, number: int, now_s: float) -> bool:
+    def on_answer(self, number: int, now_s: float, *, is_part: bool = False) -> bool:
         """False for an answer that is not the one that is due."""
         if not self._in_flight or self._in_flight[0].number != number:
             self.num_strange += 1
             return False
-        self._in_flight.popleft()
+        if not is_part:
+            self._in_flight.popleft()
         self.waiting_since_s = now_s if self._in_flight else None
         return True
 
@@ -106,15 +122,51 @@ class BucketWindow:
         assert numbers == list(range(self._next_number - len(numbers), self._next_number))
         assert not self._opened.keys() & set(self._forgotten)
 
-    def _take_payloads(self) -> tuple[bytes, ...]:
-        """All of the backlog that fits into one message; at least one."""
+    def _next_work(self) -> Work:
+        """What must come first fills it first; what does not fit is for the next one."""
+        opened: list[tuple[int, TextParams]] = []
+        payloads: list[bytes] = []
+        room = self._bytes_max
+        if self._backlog:
+            opened, room = self._take_opened(room)
+        num_forgotten = room // INT_BYTES
+        forgotten = self._forgotten[:num_forgotten]
+        del self._forgotten[:num_forgotten]
+        room -= INT_BYTES * len(forgotten)
+        if self._backlog and not self._opened and not self._forgotten:
+            payloads = self._take_payloads(room, is_alone=not (opened or forgotten))
+        return Work(self._next_number, tuple(opened), tuple(forgotten), tuple(payloads))
+
+    def _take_opened(self, room: int) -> tuple[list[tuple[int, TextParams]], int]:
+        """Those that fit, and the room they leave; one fits always."""
+        taken: list[tuple[int, TextParams]] = []
+        for client_id, params in self._opened.items():
+            num_bytes = params_bytes(params)
+            if num_bytes > room:
+                break
+            room -= num_bytes
+            taken.append((client_id, params))
+        for client_id, _ in taken:
+            del self._opened[client_id]
+        return taken, room
+
+    def _take_payloads(self, room: int, *, is_alone: bool) -> list[bytes]:
+        """All of the backlog that fits into one message; at least one, where it goes alone."""
         payloads: list[bytes] = []
         num_bytes = 0
         while self._backlog:
-            size = len(self._backlog[0])
-            if payloads and num_bytes + size > self._limits.work_bytes_max:
+            size = num_bytes + len(self._backlog[0])
+            most = min(room, self._limits.work_bytes_max) if payloads else room
+            if size > most and (payloads or not is_alone):
                 break
             payloads.append(self._backlog.popleft())
-            num_bytes += size
+            num_bytes = size
         self._backlog_bytes -= num_bytes
-        return tuple(payloads)
+        return payloads
+
+
+def params_bytes(params: TextParams) -> int:
+    """What an opened request takes in a message, at most; cheaper than to encode it."""
+    num_tokens = len(params.context_token_ids) + len(params.first_token_ids)
+    stop_bytes = sum(4 * len(stop) + TOKEN_BYTES for stop in params.stop)
+    return PARAMS_ROOM_BYTES + TOKEN_BYTES * num_tokens + stop_bytes

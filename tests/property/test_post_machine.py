@@ -13,6 +13,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -24,6 +25,7 @@ from executor.post.desk import Desk
 from executor.post.grouping import divided
 from executor.post.limits import PostLimits
 from executor.post.messages import Answer, Work, bucket_of, unpack_outputs
+from executor.post.packing import packed_answers
 from executor.post.window import BucketWindow
 from executor.postprocess import TextParams
 from executor.requests import LiveRequests
@@ -39,6 +41,9 @@ from tests.support.serving_double import hand_off
 
 NUM_BUCKETS = 2
 LIMITS = PostLimits(works_in_flight_max=2, work_bytes_max=400)
+BYTES_MAX = 1500
+"""Of a message either way: less than the rules may have to tell at once, more than one end."""
+ENVELOPE_BYTES = 64
 TOY: Any = CharTokenizer()
 picks = st.integers(0, 99)
 buckets = st.integers(0, NUM_BUCKETS - 1)
@@ -110,7 +115,7 @@ class Bucket:
     """A window, and the worker and the wires that hypothesis moves."""
 
     def __init__(self) -> None:
-        self.window = BucketWindow(LIMITS)
+        self.window = BucketWindow(LIMITS, BYTES_MAX)
         self.desk: Desk | None = Desk(TOY)
         self.is_in_process = False
         self.works: deque[Work] = deque()
@@ -122,7 +127,7 @@ class Bucket:
 
     def die(self) -> list[bytes]:
         payloads = self.window.retire()
-        self.window, self.desk = BucketWindow(LIMITS), None
+        self.window, self.desk = BucketWindow(LIMITS, BYTES_MAX), None
         self.works.clear()
         self.answers.clear()
         return payloads
@@ -246,8 +251,7 @@ class PostMachine(RuleBasedStateMachine):
 
     def _step(self, num_tokens: int, picked: list[int]) -> None:
         message = divided(self.engine.step(num_tokens, picked), NUM_BUCKETS)
-        for output in message.outputs:
-            self.requests.on_output(output)
+        self.requests.on_outputs(message.outputs)
         for index, payload in message.buckets:
             bucket = self.pool.buckets[index]
             if bucket.is_in_process:
@@ -260,14 +264,19 @@ class PostMachine(RuleBasedStateMachine):
     def work(self, index: int) -> None:
         bucket = self.pool.buckets[index]
         if bucket.desk is not None and bucket.works:
-            bucket.answers.append(bucket.desk.handle(bucket.works.popleft()))
+            work = bucket.works.popleft()
+            is_lone = not (work.opened or work.forgotten or len(work.payloads) > 1)
+            assert is_lone or len(msgspec.msgpack.encode(work)) <= BYTES_MAX + ENVELOPE_BYTES
+            for body in packed_answers(bucket.desk.handle(work), BYTES_MAX):
+                assert len(bytes(body)) <= BYTES_MAX
+                bucket.answers.append(msgspec.msgpack.decode(body, type=Answer))
 
     @rule(index=buckets)
     def hear(self, index: int) -> None:
         bucket = self.pool.buckets[index]
         if bucket.answers:
             answer = bucket.answers.popleft()
-            assert bucket.window.on_answer(answer.number, 0.0)
+            assert bucket.window.on_answer(answer.number, 0.0, is_part=answer.is_part)
             bucket.send()
             self.requests.on_answer(answer)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from executor.engine.seam import EngineFinish, EngineOutput
@@ -19,6 +20,7 @@ from executor.post.messages import (
     pack_outputs,
     unpack_outputs,
 )
+from executor.post.packing import packed_answers
 from executor.post.spec import TokenizerSpec
 from executor.postprocess import text_params
 from protos.errors import ConfigError, RequestCancelledError
@@ -133,6 +135,26 @@ def test_a_defect_fails_one_request_and_no_other() -> None:
     assert (client_id, error.kind) == (1, "RequestFailedError")
     assert "no such id" in error.message
     assert [chunk.client_id for chunk in answer.chunks] == [2]
+
+
+def test_an_answer_that_is_too_large_costs_its_request_alone() -> None:
+    """Bug: a frame over the bound cut the connection, and with it the whole bucket. What one
+    request has to say and no message can hold is that request's failure; the rest is split."""
+    bench = Bench()
+    for client_id in range(1, 5):
+        bench.open(client_id)
+    params = hand_off(context_request("c", (1, 2, 3)), 9)
+    outputs = [tokens(client_id, 0, *range(8)) for client_id in (1, 2, 3)]
+    answer = bench.push(pack_outputs(outputs), last(4, 0, *range(900), params=params))
+    bodies = packed_answers(answer, bytes_max=400)
+    assert all(len(bytes(body)) <= 400 for body in bodies)
+    parts = [msgspec.msgpack.decode(body, type=Answer) for body in bodies]
+    assert [part.is_part for part in parts] == [True] * (len(parts) - 1) + [False]
+    assert [chunk.client_id for part in parts for chunk in part.chunks] == [1, 2, 3]
+    ((client_id, error),) = [failed for part in parts for failed in part.failed]
+    assert (client_id, error.kind, error.limit) == (4, "RequestFailedError", "400 bytes")
+    (lease,) = [lease for part in parts for lease in part.leases]
+    assert lease == Lease(params.disagg_request_id, params.pull_token)
 
 
 def test_outputs_of_another_version_are_counted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from executor.post.life import BucketLife, BucketState, Next
@@ -10,13 +11,15 @@ from executor.post.messages import Work
 from executor.post.watch import AnswerWatch, RestartBudget
 from executor.post.window import BucketWindow
 from executor.postprocess import TextParams
+from protos.errors import InvalidRequestError
 
 PARAMS = TextParams(stop=(), context_token_ids=(1,), first_token_ids=(), num_prompt_tokens=1)
 LIMITS = PostLimits(works_in_flight_max=2, work_bytes_max=4, backlog_bytes_max=8)
+BYTES_MAX = 1 << 20
 
 
 def window() -> BucketWindow:
-    return BucketWindow(LIMITS)
+    return BucketWindow(LIMITS, BYTES_MAX)
 
 
 def test_parameters_cross_once_with_the_first_outputs_that_leave() -> None:
@@ -49,6 +52,39 @@ def test_what_waits_is_merged_up_to_a_size_and_in_order() -> None:
     payloads = [work.payloads for work in taken if work is not None]
     assert payloads == [(b"c", b"dd"), (b"ee",), (b"oversized",)]
     assert (was_full, w.is_full) == (True, False)
+
+
+def test_no_message_is_over_its_bound_and_what_does_not_fit_comes_in_order() -> None:
+    """Bug: all parameters that waited left in one message. Over a frame's bound it cut the
+    connection to the worker, and the whole bucket failed."""
+    w = BucketWindow(LIMITS, bytes_max=200)
+    for client_id in range(3):
+        w.open(client_id, PARAMS)  # 69 bytes at most
+    for payload in (b"a" * 100, b"b" * 200, b"c"):
+        w.put(payload)
+    works = [w.take(0.0)]
+    for number in range(1, 5):
+        works.append(w.take(0.0))
+        assert w.on_answer(number, 0.0, is_part=True)
+        assert w.on_answer(number, 0.0)
+        w.check()
+    told = [([c for c, _ in work.opened], work.payloads) for work in works if work is not None]
+    assert told == [
+        ([0, 1], ()),
+        ([2], (b"a" * 100,)),
+        ([], (b"b" * 200,)),
+        ([], (b"c",)),
+    ]
+
+
+def test_parameters_that_no_message_can_hold_are_refused_by_name() -> None:
+    w = BucketWindow(LIMITS, bytes_max=200)
+    with pytest.raises(InvalidRequestError, match="must be at most 200") as refused:
+        w.open(7, msgspec.structs.replace(PARAMS, first_token_ids=tuple(range(40))))
+    assert refused.value.field == "output_prefix_token_ids"
+    w.check()
+    w.put(b"a")
+    assert w.take(0.0) == Work(1, (), (), (b"a",))
 
 
 def test_the_clock_runs_from_the_last_answer_while_one_is_due() -> None:
