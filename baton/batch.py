@@ -10,7 +10,7 @@ from typing import Any
 from executor.result import GenerationResult
 from protos.checks import invalid
 from protos.completion import Completion
-from protos.errors import BatonError, InvalidRequestError, RequestError, ServerUnavailableError
+from protos.errors import BatonError, InvalidRequestError, ServerUnavailableError, Severity
 from protos.messages import SamplingParams
 
 LOOK_S = 1.0
@@ -67,7 +67,7 @@ class Batch:
 
     def _settle(self, index: int, outcome: Completion | BatonError) -> None:
         if isinstance(outcome, BatonError) and not self._return_exceptions:
-            if len(self._outcomes) > 1 and isinstance(outcome, RequestError):
+            if len(self._outcomes) > 1 and outcome.severity is Severity.REQUEST:
                 outcome.add_note(f"prompts[{index}] of {len(self._outcomes)} prompts")
             raise outcome
         self._outcomes[index] = outcome

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from executor.home import Home
 from executor.request import ExecutorRequest
 from executor.result import GenerationResult
-from protos.errors import BatonError, EngineDeadError, InternalError, RequestCancelledError
+from protos.errors import BatonError, InternalError, RequestCancelledError, Severity
 
 logger = logging.getLogger(__name__)
 RETRY_S = 0.1
@@ -71,7 +71,7 @@ class Entry:
         try:
             self._inner = submit(self.request)
         except BatonError as error:
-            if error.is_retryable and not isinstance(error, EngineDeadError):
+            if error.is_retryable and error.severity is Severity.REQUEST:
                 return Opened.NOT_YET
             self.result.fail(error)
         except Exception as error:

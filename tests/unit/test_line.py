@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from baton import line as line_module
+from baton.batch import Batch
 from baton.line import Entry, Line
 from executor.engine.seam import EngineFinish
 from executor.home import Home
@@ -21,6 +23,7 @@ from protos.errors import (
     RequestCancelledError,
     RequestFailedError,
     ServerUnavailableError,
+    Severity,
 )
 from protos.messages import FinishReason, Usage
 from tests.support.executor_scripted import request
@@ -127,6 +130,7 @@ async def test_a_refusal_that_passes_only_makes_them_wait(
     ("refusal", "kind"),
     [
         (EngineDeadError("gone"), EngineDeadError),
+        (OverloadedError("for good", severity=Severity.ENGINE), OverloadedError),
         (RequestFailedError("no"), RequestFailedError),
         (ZeroDivisionError("a defect"), InternalError),
     ],
@@ -140,6 +144,28 @@ async def test_any_other_refusal_ends_each(refusal: Exception, kind: Any) -> Non
         with pytest.raises(kind):
             await result
     assert stand.ended == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_noted"),
+    [
+        (RequestFailedError("no"), True),
+        (RequestFailedError("no, and the engine with it", severity=Severity.ENGINE), False),
+        (ServerUnavailableError("stands still"), True),
+        (EngineDeadError("gone"), False),
+    ],
+)
+def test_only_an_error_of_one_prompt_names_the_prompt(error: BatonError, is_noted: bool) -> None:
+    """Bug: whose error it was got concluded from its Python type, not from its severity."""
+
+    def refuse(index: int, notify: Callable[[], None]) -> GenerationResult:
+        raise error
+
+    batch = Batch(3, return_exceptions=False, is_alive=lambda: True, progress=None)
+    with pytest.raises(type(error)) as raised:
+        batch.run(refuse)
+    notes = getattr(raised.value, "__notes__", [])
+    assert notes == (["prompts[0] of 3 prompts"] if is_noted else [])
 
 
 async def test_after_the_end_nobody_waits() -> None:
