@@ -83,19 +83,21 @@ class Dispatcher(Generic[T]):
 
     def _on_turn(self) -> None:
         self._is_scheduled = False
-        self._take()
+        self._take(FRAMES_MAX)
 
     def _on_readable(self) -> None:
+        """The first is dealt with before it is asked whether there are more: mostly there are
+        not, and to hear so takes about as long as to read one."""
         if not self._is_scheduled:  # else that turn is soon enough
-            self._take()
+            self._take(1)
 
-    def _take(self) -> None:
+    def _take(self, frames_max: int) -> None:
         if self._fd < 0 or self._is_held:
             return
         self.num_wakes += 1
         try:
             if not self._turns:
-                self._read()
+                self._read(frames_max)
             if self._turns:
                 self._on_messages(self._turns.popleft())
         except Exception as error:
@@ -106,7 +108,7 @@ class Dispatcher(Generic[T]):
         if self._turns or self._receiver.may_have_more:
             self._schedule()
 
-    def _read(self) -> None:
-        messages = self._receiver.drain(FRAMES_MAX)
+    def _read(self, frames_max: int) -> None:
+        messages = self._receiver.drain(frames_max)
         if messages:
             self._turns.extend(self._in_turns(messages))

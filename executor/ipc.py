@@ -182,12 +182,12 @@ class FrameSender:
 
         Raises what encoding raises: messages that others have made are packed beforehand.
         """
-        if not self.has_room(timeout_s):
+        if timeout_s and not self.has_room(timeout_s):
             return False
         frame = self._sealer.seal(message)
         try:
             self.socket.send(frame, zmq.NOBLOCK)
-        except zmq.ZMQError:  # the peer has just gone, or we have
+        except zmq.ZMQError:  # there is no room, or the peer has just gone, or we have
             self._sealer.take_back()
             return False
         return True

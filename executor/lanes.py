@@ -116,6 +116,8 @@ class WorkerLane:
         return self.flush() and self.sender.send(body)
 
     def flush(self) -> bool:
+        if self.backlog and not self.sender.has_room():
+            return False  # asked first: a large message is not sealed again and again in vain
         while self.backlog:
             if not self.sender.send(self.backlog[0]):
                 return False

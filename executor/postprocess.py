@@ -111,7 +111,8 @@ class Postprocessor:
                 f"tokens from {token_index} on are missing: {output.token_index} came next"
             )
         if self._stream is None and finish is None:
-            self._count(token_ids, output)
+            self._next_index = token_index + len(token_ids)
+            self._num_streamed += len(token_ids)
             return ResultChunk(token_index=token_index, token_ids=token_ids)
         delta = self._push(output)
         token_ids = token_ids[: delta.num_tokens]

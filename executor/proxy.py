@@ -335,8 +335,7 @@ class Proxy(GenerationExecutor):
             case Outputs():
                 for client_id in message.accepted:
                     self._requests.on_accepted(client_id)
-                for output in message.outputs:
-                    self._requests.on_output(output)
+                self._requests.on_outputs(message.outputs)
                 if message.buckets and self._post is not None:
                     self._post.forward(message.buckets)
             case Heartbeat():

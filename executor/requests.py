@@ -136,12 +136,19 @@ class LiveRequests:
     def on_accepted(self, client_id: int) -> None:
         self.ledger.apply(client_id, Event.ACCEPT)
 
-    def on_output(self, output: EngineOutput) -> None:
+    def on_outputs(self, outputs: tuple[EngineOutput, ...]) -> None:
+        """What one message says. Mostly it is one more step of a stream: the short way."""
+        lives, apply = self._live, self.ledger.apply
+        for output in outputs:
+            if output.finish is not None or output.error is not None:
+                self._on_end(output)
+            elif apply(output.request_id, _TOKENS) is _APPLIED:
+                self._absorb(lives[output.request_id], output, is_end=False)
+
+    def _on_end(self, output: EngineOutput) -> None:
         client_id = output.request_id
         live = self._live.get(client_id)
-        is_end = output.finish is not None or output.error is not None
-        event = _ending_of(output, live) if is_end else _TOKENS
-        if self.ledger.apply(client_id, event) is not _APPLIED:
+        if self.ledger.apply(client_id, _ending_of(output, live)) is not _APPLIED:
             params = output.finish.context_phase_params if output.finish is not None else None
             if params is not None:
                 self._let_go(client_id, lease_of(params))
@@ -151,7 +158,7 @@ class LiveRequests:
             self._drop(client_id)
             live.result.fail(from_data(output.error))
             return
-        self._absorb(live, output, is_end=is_end)
+        self._absorb(live, output, is_end=True)
 
     def on_answer(self, answer: Answer) -> None:
         """A postprocess worker's, to one of its works."""
@@ -169,8 +176,7 @@ class LiveRequests:
 
     def on_unposted(self, outputs: tuple[EngineOutput, ...]) -> None:
         """Of a bucket whose worker is dead: served here, or late."""
-        for output in outputs:
-            self.on_output(output)
+        self.on_outputs(outputs)
 
     def fail_bucket(self, bucket: int, error: BatonError) -> None:
         """Its worker died, and all of its text with it."""

@@ -60,6 +60,7 @@ class GenerationResult:
         "_error",
         "_first_token_s",
         "_home",
+        "_home_waiter",
         "_is_ended",
         "_lock",
         "_overrun",
@@ -95,6 +96,8 @@ class GenerationResult:
         self._error: BatonError | None = None
         self._overrun: SlowConsumerError | None = None
         self._completion: Completion | None = None
+        self._home_waiter: asyncio.Future[None] | None = None
+        """The reader at home, of whom there is mostly one; others are among `_waiters`."""
         self._waiters: list[Waiter] = []
         self._end_waiters: list[Waiter] = []
         self._successor: GenerationResult | None = None
@@ -133,16 +136,18 @@ class GenerationResult:
         is_end = chunk.finish is not None
         if self._first_token_s is None and chunk.token_ids:
             self._first_token_s = time.monotonic()
-        with self._lock:
+        self._lock.acquire()  # once a token: `with` takes half as long again
+        try:
             assert not self._is_ended, "a second answer"
             self._answer.add(chunk)
-            waiters = self._waiters
-            if waiters:
-                self._waiters = []
-            if is_end:
-                waiters = waiters + self._end()
-        if waiters:
-            self._wake(waiters)
+            waiter, self._home_waiter = self._home_waiter, None
+            others = self._take_waiters(is_end=is_end) if is_end or self._waiters else ()
+        finally:
+            self._lock.release()
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        if others:
+            self._wake(others)
         if is_end:
             self._tell_end()
         elif self._unread_max and self._answer.num_unread_tokens > self._unread_max:
@@ -164,8 +169,10 @@ class GenerationResult:
         with self._lock:
             assert not self._is_ended, "a second answer"
             self._error = error
-            waiters, self._waiters = self._waiters, []
-            waiters += self._end()
+            waiters = self._take_waiters(is_end=True)
+            if self._home_waiter is not None:
+                waiters.append(self._home_waiter)
+                self._home_waiter = None
         self._wake(waiters)
         self._tell_end()
 
@@ -186,12 +193,16 @@ class GenerationResult:
             assert self._is_ended == (is_finished or self._error is not None)
             assert not (is_finished and self._error is not None)
             assert not (self._is_ended and (self._waiters or self._end_waiters))
+            assert not (self._home_waiter is not None and self._is_ended)
 
-    def _end(self) -> list[Waiter]:
-        """Who waits for it."""
-        self._is_ended = True
-        self._ended_s = time.monotonic()
-        waiters, self._end_waiters = self._end_waiters, []
+    def _take_waiters(self, *, is_end: bool) -> list[Waiter]:
+        """Whom this wakes, but for the reader at home. Under the lock."""
+        waiters, self._waiters = self._waiters, []
+        if is_end:
+            self._is_ended = True
+            self._ended_s = time.monotonic()
+            waiters += self._end_waiters
+            self._end_waiters = []
         return waiters
 
     def _wake(self, waiters: list[Waiter]) -> None:
@@ -230,12 +241,15 @@ class GenerationResult:
 
     async def __anext__(self) -> ResultChunk:
         while True:
-            with self._lock:
+            self._lock.acquire()
+            try:
                 if self._answer.first_unread is not None:
                     return self._answer.take()
                 if self._is_ended:
                     raise self._ending(StopAsyncIteration())
-                waiter = self._new_future(self._waiters)
+                waiter = self._new_reader()
+            finally:
+                self._lock.release()
             try:  # not by `_await`: a coroutine less per token
                 await waiter
             except BaseException:
@@ -305,6 +319,14 @@ class GenerationResult:
 
     # --- waiting --------------------------------------------------------------------
 
+    def _new_reader(self) -> asyncio.Future[None]:
+        loop = self._home.loop
+        if self._home_waiter is not None or loop is None or not self._home.is_here():
+            return self._new_future(self._waiters)
+        waiter: asyncio.Future[None] = asyncio.Future(loop=loop)
+        self._home_waiter = waiter
+        return waiter
+
     def _new_future(self, waiters: list[Waiter]) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiters.append(future)
@@ -346,6 +368,8 @@ class GenerationResult:
 
     def _forget(self, waiter: Waiter) -> None:
         with self._lock:
+            if waiter is self._home_waiter:
+                self._home_waiter = None
             for waiters in (self._waiters, self._end_waiters):
                 if waiter in waiters:
                     waiters.remove(waiter)

@@ -13,7 +13,7 @@ import msgspec
 
 from executor.messages import Outputs, ToProxy
 
-OUTPUTS_A_TURN_MAX = 24
+OUTPUTS_A_TURN_MAX = 32
 """Measured: fewer cost the loop more than they save, and with more the first wait longer."""
 
 

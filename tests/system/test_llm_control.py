@@ -61,12 +61,13 @@ def test_sleep_profile_and_lora(llm: LLM, tmp_path: Path) -> None:
 
 def test_a_listener_gets_what_came_while_it_listened_and_then_the_death(llm: LLM) -> None:
     with llm.listen_stats() as steps:
-        assert steps.take() == []
+        # the round that reads the wish to listen ends with a step, of nothing here
+        assert all(step.num_running == step.num_finished == 0 for step in steps.take())
         llm.generate("ab", max_tokens=6, seed=SEED)
         taken = steps.take(timeout_s=5.0)
         indexes = [step.step_index for step in taken]
         assert indexes == sorted(set(indexes))
-        assert indexes
+        assert any(step.num_decode_tokens for step in taken)
         os.kill(llm.collective_rpc("describe")[0]["pid"], signal.SIGKILL)
         with pytest.raises(EngineDeadError):
             take_for_ever(steps)

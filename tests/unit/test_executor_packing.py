@@ -66,6 +66,8 @@ class Socket:
     def send(self, frame: bytes, _flags: int) -> None:
         if self.is_broken:
             raise zmq.ZMQError(zmq.ETERM)
+        if not self.has_room:
+            raise zmq.Again
         self.frames.append(frame)
 
     def close(self, linger: int) -> None:

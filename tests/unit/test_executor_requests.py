@@ -60,7 +60,7 @@ async def test_a_result_slot_stands_before_the_request_leaves() -> None:
     """Guards invariant 2: an answer that finds no slot is lost, and its client waits."""
     requests = requests_on(AnsweringQueue())
     result = requests.submit(request(), now_s=0.0)
-    requests.on_output(last(result.client_id))
+    requests.on_outputs((last(result.client_id),))
     assert tokens(await collect(result)) == (9,)
     requests.check()
 
@@ -81,7 +81,7 @@ async def test_what_a_failed_request_still_yields_is_counted_and_its_lease_let_g
     context = context_request("c", (1, 2, 3))
     result = requests.submit(context, now_s=0.0)
     requests.fail_all(ServerUnavailableError("silent"), cancel=True)
-    requests.on_output(last(result.client_id, hand_off(context, 9)))
+    requests.on_outputs((last(result.client_id, hand_off(context, 9)),))
     assert queue.sent == [Cancel(result.client_id), Release(0, DisaggRequestId(1, 2, 1), b"pull")]
     assert requests.ledger.num_duplicate == 1
     with pytest.raises(ServerUnavailableError, match="silent"):
@@ -96,7 +96,7 @@ async def test_an_end_that_comes_twice_does_not_take_back_the_lease_of_the_first
     context = context_request("c", (1, 2, 3))
     result = requests.submit(context, now_s=0.0)
     for _ in range(2):
-        requests.on_output(last(result.client_id, hand_off(context, 9)))
+        requests.on_outputs((last(result.client_id, hand_off(context, 9)),))
     assert queue.sent == []
     assert requests.ledger.num_duplicate == 1
     assert tokens(await collect(result)) == (9,)
@@ -108,6 +108,6 @@ def test_a_message_that_comes_twice_crashes_nothing() -> None:
     client_id = requests.submit(request(), now_s=0.0).client_id
     for _ in range(2):
         requests.on_accepted(client_id)
-        requests.on_output(EngineOutput(request_id=client_id, token_ids=(5,)))
+        requests.on_outputs((EngineOutput(request_id=client_id, token_ids=(5,)),))
     assert requests.ledger.state(client_id) is State.STREAMING
     assert requests.ledger.num_duplicate == 1
