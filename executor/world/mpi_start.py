@@ -15,6 +15,7 @@ import contextlib
 import glob
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ POLL_S = 0.02
 HWLOC_PREFIX = "/tmp/hydra_hwloc_xmlfile_"  # noqa: S108 - hydra's name, which we only remove
 SHM_PREFIX = "/dev/shm/mpich_shm_"  # noqa: S108 - MPICH's name, which we only remove
 PREFIXES = (HWLOC_PREFIX, SHM_PREFIX)
+UCX_PREFIX = "/dev/shm/ucx_shm_posix_"  # noqa: S108 - UCX's own, which it has for a moment
 
 
 def load_mpi() -> Any:
@@ -75,33 +77,41 @@ def forget_shared_memory() -> None:
 
 def mapped_by(pid: int) -> list[str]:
     """MPICH's files that a process has mapped and that still have a name."""
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:
-        return []
-    paths = dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines)
-    return [path for path in paths if path.startswith(SHM_PREFIX) and os.path.exists(path)]
+    return [path for path in _mapped(pid) if path.startswith(SHM_PREFIX) and os.path.exists(path)]
 
 
 def opened_by(pid: int) -> list[str]:
     """MPICH's and hydra's files that a process has open and that still have a name."""
+    return [path for path in _opened(pid) if path.startswith(PREFIXES) and os.path.exists(path)]
+
+
+def _mapped(pid: int) -> Iterable[str]:
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return ()
+    return dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines)
+
+
+def _opened(pid: int) -> list[str]:
     paths: list[str] = []
     with contextlib.suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 paths.append(os.readlink(descriptor))
-    return [path for path in paths if path.startswith(PREFIXES) and os.path.exists(path)]
+    return paths
 
 
 def unclaimed(since_s: float) -> list[str]:
-    """MPICH's and hydra's files of this user, made since then (by the wall clock), that no
-    process of this host has open or mapped."""
-    names = [name for prefix in PREFIXES for name in sorted(glob.glob(f"{prefix}*"))]
+    """MPICH's, its UCX's and hydra's files of this user, made since then (by the wall clock),
+    that no process of this host has open or mapped."""
+    prefixes = (*PREFIXES, UCX_PREFIX)
+    names = [name for prefix in prefixes for name in sorted(glob.glob(f"{prefix}*"))]
     born = [name for name in names if _is_own(name, since_s)]
     if not born:
         return []
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    claimed = {path for pid in pids for path in (*opened_by(pid), *mapped_by(pid))}
+    claimed = {path for pid in pids for path in (*_opened(pid), *_mapped(pid))}
     return [name for name in born if name not in claimed]
 
 
