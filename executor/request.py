@@ -67,7 +67,7 @@ class ExecutorRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Images and the like: no engine of ours takes them, so they are refused by name."""
     max_unread_tokens: int = 0
     """More unread tokens of a stream end its request with SlowConsumerError; 0: no limit
-    but the answer's own length."""
+    but the answer's own length. A server sets its own (`max_unread_tokens` of its file)."""
 
 
 def admit_request(request: ExecutorRequest, limits: ModelLimits, form: str) -> ExecutorRequest:

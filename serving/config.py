@@ -35,6 +35,9 @@ class ServerConfig(ConfigStruct, frozen=True, kw_only=True):
     """How long open streams may go on after SIGTERM."""
     max_open_requests: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
     """One more is refused at once."""
+    max_unread_tokens: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
+    """A stream whose client falls further behind than the connection's buffers and so many tokens
+    is ended with SlowConsumerError; 0: it costs its own answer's length and goes on."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least that is logged."""
     log_format: Literal["text", "json"] = "text"

@@ -56,6 +56,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         metrics: Metrics,
         log: Log,
         default_deadline_s: float,
+        max_unread_tokens: int,
     ) -> None:
         self._state = state
         self._role = role
@@ -63,6 +64,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._metrics = metrics
         self._log = log
         self._default_deadline_s = default_deadline_s
+        self._max_unread_tokens = max_unread_tokens
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -123,7 +125,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         deadline_s = ends_s - time.monotonic()
         if deadline_s <= 0:
             raise DeadlineExceededError("the deadline passed before the request could start")
-        return self._role.prepare(
+        prepared = self._role.prepare(
             Admission(
                 request=request,
                 prompt_token_ids=prompt,
@@ -131,6 +133,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 identity=identity,
             )
         )
+        return msgspec.structs.replace(prepared, max_unread_tokens=self._max_unread_tokens)
 
     async def _run(
         self, request: ExecutorRequest, serving: Serving, live: LiveRequest, writer: StreamWriter

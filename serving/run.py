@@ -166,6 +166,7 @@ class ServerProcess:
             metrics=self._metrics,
             log=self.logs.get("inference"),
             default_deadline_s=self._config.engine.default_deadline_s,
+            max_unread_tokens=self._config.max_unread_tokens,
         )
         control = ControlServicer(self.state, self.logs.get("control"))
         add_services(self._server, self._inference, control)

@@ -42,7 +42,7 @@ from executor.world.outer import refuse_bare_command
 from protos.errors import BatonError, ConfigError
 
 PROGRAM = "worker"
-OF_SERVERS = ("frontends", "max_open_requests", "metrics_listen")
+OF_SERVERS = ("frontends", "max_open_requests", "max_unread_tokens", "metrics_listen")
 """Keys of a server's file that a worker has no use for."""
 IDLE_POLL_S = 0.05
 SHUT_DOWN = "it was shut down"

@@ -14,13 +14,14 @@ import grpc
 import pytest
 
 from context_server.service import ContextRole
-from executor.config import EngineConfig, ScriptedConfig, TransferConfig
+from executor.config import EngineConfig, KvCacheConfig, ScriptedConfig, TransferConfig
 from generation_server.service import GenerationRole
 from protos import control_pb2 as cpb
 from protos import inference_pb2 as pb
+from protos import inference_pb2_grpc as pb_grpc
 from protos.codec import decode_params
 from protos.control_codec import ledger_from_proto
-from protos.errors import EngineDeadError, InvalidRequestError, OverloadedError
+from protos.errors import EngineDeadError, InvalidRequestError, OverloadedError, SlowConsumerError
 from protos.status import error_from_rpc
 from protos.tokens import pack_token_ids
 from serving.role import Role
@@ -137,6 +138,39 @@ async def test_overload_is_refused_as_retryable(tmp_path: Path) -> None:
         assert error.is_retryable
         for call in open_calls:
             call.cancel()
+
+
+SMALL_BUFFERS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16))
+"""Else gRPC takes tens of megabytes on this host before it makes a server wait."""
+
+
+async def read_all(call: Any) -> None:
+    while await call.read():
+        pass
+
+
+async def test_a_client_that_does_not_read_is_ended_at_the_servers_limit(tmp_path: Path) -> None:
+    """Guards `max_unread_tokens` of the file: without it the engine decodes to the end for a
+    client that reads nothing."""
+    endless = EngineConfig(
+        engine="scripted",
+        scripted=ScriptedConfig(max_total_tokens=1_000_000),
+        kv_cache=KvCacheConfig(tokens_per_block=1024),
+    )
+    async with scripted(ContextRole, tmp_path, endless, max_unread_tokens=3000) as server:
+        address = server.process.state.address
+        async with grpc.aio.insecure_channel(address, options=SMALL_BUFFERS) as channel:
+            stub: Any = pb_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+            call = stub.Generate(request(sampling=pb.SamplingParams(max_tokens=900_000)))
+            await call.read()
+            await nothing_is_held(server)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await read_all(call)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        error = error_from_rpc(caught.value)
+        assert isinstance(error, SlowConsumerError)
+        assert error.field == "max_unread_tokens"
+        assert len(await server.generate(request()))
 
 
 async def test_a_killed_worker_fails_every_stream_within_the_bound(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ SERVER_BOUNDS = [
     ("metrics_listen", ("x", "127.0.0.1:70000"), "HOST:PORT"),
     ("shutdown_grace_s", (-1, NAN, INF), "at least 0, at most 600"),
     ("max_open_requests", (0, -1), "at least 1"),
+    ("max_unread_tokens", (-1, 1 << 31), "at least 0, at most 2147483647"),
 ]
 ROUTER_BOUNDS = [
     ("name", ("", "a\nb", "x" * 129), "1 to 128 printable characters"),
