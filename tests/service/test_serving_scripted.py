@@ -141,7 +141,7 @@ async def test_overload_is_refused_as_retryable(tmp_path: Path) -> None:
 
 
 SMALL_BUFFERS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16))
-"""Else gRPC takes tens of megabytes on this host before it makes a server wait."""
+"""Else gRPC took half a million messages on this host without making the server wait."""
 
 
 async def read_all(call: Any) -> None:
