@@ -97,6 +97,33 @@ async def test_a_standing_loop_is_stalled_though_its_heart_beats() -> None:
         await audited(executor)
 
 
+STATED_S = 5.0
+
+
+async def told_by_default(trouble: str) -> None:
+    """As delivered: no bound of this executor is a test's."""
+    executor = await GenerationExecutor.create(config(step_ms=5.0, hang_s=60.0), name=trouble)
+    try:
+        pending = [executor.submit(request("r", max_tokens=2000))]
+        await anext(pending[0])
+        began_s = time.monotonic()
+        prompt = (1, HANG) if trouble == "stalled" else (1,)
+        pending += [executor.submit(request(f"r{i}", prompt, max_tokens=2000)) for i in range(999)]
+        if trouble == "silent":
+            os.kill(executor.worker_pids[0], signal.SIGSTOP)
+        ends = await asyncio.gather(*map(collect, pending), return_exceptions=True)
+        assert time.monotonic() - began_s < ALLOWANCE * STATED_S
+        assert {type(end) for end in ends} == {ServerUnavailableError}
+    finally:
+        os.kill(executor.worker_pids[0], signal.SIGKILL)
+        await executor.shutdown()
+
+
+async def test_a_hang_is_told_within_its_bound_as_delivered() -> None:
+    """Guards the default bounds, which every other test makes small."""
+    await asyncio.gather(told_by_default("silent"), told_by_default("stalled"))
+
+
 @pytest.mark.parametrize("trouble", ["silent", "stalled"])
 async def test_a_worker_that_does_not_come_back_is_killed_and_dead(trouble: str) -> None:
     """Guards F10: a server that stays up and answers UNAVAILABLE for ever."""
