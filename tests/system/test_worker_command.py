@@ -23,6 +23,7 @@ from executor.attach.point import AttachPoint, rpc_point
 from executor.config import EngineConfig, ExecutorConfig
 from executor.executor import GenerationExecutor
 from executor.limits import ExecutorLimits
+from executor.result import GenerationResult
 from generation_server.service import GenerationRole
 from protos import inference_pb2 as pb
 from protos.errors import EngineDeadError
@@ -105,15 +106,22 @@ async def command(tmp_path: Path) -> AsyncIterator[Command]:
         await command.process.wait()
 
 
+async def all_pending(fronts: list[GenerationExecutor]) -> list[GenerationResult]:
+    """The first one streams before the others come: which frontend's are read first nobody
+    promises, and behind two frontends' hundreds it met its deadline now and then."""
+    first = fronts[0].submit(request("r0", max_tokens=5000))
+    await anext(first)
+    return [first] + [
+        fronts[i % 3].submit(request(f"r{i}", max_tokens=5000)) for i in range(1, NUM_PENDING)
+    ]
+
+
 @pytest.mark.parametrize("who", ["rank 0", "the command"])
 async def test_a_death_is_seen_by_all_that_are_attached(who: str, command: Command) -> None:
     """With 1,000 requests pending on three frontends; one cause for each, sticky."""
     await command.start()
     async with attached(command.point(), 3) as fronts:
-        results = [
-            fronts[i % 3].submit(request(f"r{i}", max_tokens=5000)) for i in range(NUM_PENDING)
-        ]
-        await anext(results[0])
+        results = await all_pending(fronts)
         (pid,) = fronts[0].worker_pids
         if who == "rank 0":
             os.kill(pid, signal.SIGKILL)
@@ -144,10 +152,7 @@ async def test_the_death_of_any_rank_is_told_to_all_with_its_name(form: str) -> 
         shared_world(ranked("spawn", 2, step_ms=2.0), form=form) as world,
         attached(world.point, 3) as fronts,
     ):
-        results = [
-            fronts[i % 3].submit(request(f"r{i}", max_tokens=5000)) for i in range(NUM_PENDING)
-        ]
-        await anext(results[0])
+        results = await all_pending(fronts)
         member = world.owner.worker_pids[1]
         os.kill(member, signal.SIGKILL)
         killed_at_s = time.monotonic()
