@@ -14,11 +14,12 @@ from random import Random
 
 import psutil
 
+from tests.soak.soak_forms import SOAKED
 from tests.soak.soak_machines import MACHINES, run_machine
 from tests.soak.soak_report import Report
 from tests.soak.soak_round import play
 from tests.support import ray_cluster
-from tests.support.executor_forms import NAMES, NEEDS_CLUSTER
+from tests.support.executor_forms import RAY
 from tests.support.processes import command_of
 
 MACHINE_SHARE = 0.25
@@ -26,10 +27,10 @@ NUM_CLIENTS = (150, 300, 500)
 
 
 def run(minutes: float, seed: int, forms: list[str] | None) -> Report:
-    chosen = tuple(forms or NAMES)
-    unknown = [form for form in chosen if form not in NAMES]
+    chosen = tuple(forms or SOAKED)
+    unknown = [form for form in chosen if form not in SOAKED]
     if unknown:
-        sys.exit(f"--form is {unknown[0]!r}; it must be one of {', '.join(NAMES)}")
+        sys.exit(f"--form is {unknown[0]!r}; it must be one of {', '.join(SOAKED)}")
     command = shlex.join(["scripts/soak", *sys.argv[1:]])
     report = Report(seed=seed, minutes=minutes, command=command)
     began_s = time.monotonic()
@@ -91,7 +92,7 @@ def _form_round(report: Report, form: str, seed: int, cluster: Callable[[], str]
     num_clients = Random(seed).choice(NUM_CLIENTS)
     logging.disable(logging.CRITICAL)  # deaths are told at length
     try:
-        told = play(form, seed, num_clients, cluster if form == NEEDS_CLUSTER else str)
+        told = play(form, seed, num_clients, cluster if form in RAY else str)
     finally:
         logging.disable(logging.NOTSET)
     report.add(told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import psutil
 
@@ -13,9 +13,9 @@ from executor.attach.point import AttachPoint
 from executor.executor import GenerationExecutor
 from executor.health import HealthBounds
 from executor.post.limits import PostLimits
-from tests.support.attach_world import attached, shared_world
-from tests.support.executor_forms import NAMES, form_of
-from tests.support.executor_scripted import CharTokenizer, config
+from tests.support.attach_world import attached
+from tests.support.executor_forms import NAMES, RARE_NAMES, RAY, Opened, form_of
+from tests.support.executor_scripted import CharTokenizer, config, posted
 from tests.support.executor_spread import Spread
 
 LEASE_S = 2.0
@@ -32,13 +32,29 @@ LIMITS: dict[str, Any] = {
 TIMES_ALLOWED = 5
 DEATH_S = 1.0
 """What every form promises on one host, from a death to the last answer."""
+SOAKED = (*NAMES, *RARE_NAMES)
+RAYS = ("RankAgent", "ray_driver")
 HELPERS = {
     "mpi2": ("mpi_launcher", "mpiexec", "hydra_pmi_proxy"),
-    "ray": ("RankAgent", "ray_driver"),
+    **dict.fromkeys(RAY, RAYS),
 }
 """Words in the commands of what stands between a launcher and its ranks."""
-SHARED = {"rpc": ("rpc", 1), "attach3": ("attach", 3)}
-"""Forms of several frontends on one world: how they attach, and how many are ours."""
+
+
+class Sharing(NamedTuple):
+    how: Literal["rpc", "attach"]
+    num_fronts: int
+    """Of this process."""
+    num_workers: int = 0
+    """Postprocess workers of each."""
+
+
+SHARED = {
+    "rpc": Sharing("rpc", 1),
+    "rpc-post2": Sharing("rpc", 1, 2),
+    "attach3": Sharing("attach", 3),
+}
+"""Forms of several frontends on one world, which a process of its own owns."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,8 @@ class Stage:
     executor: GenerationExecutor
     point: AttachPoint | None
     """Where another frontend may attach, if it can."""
+    owner_pid: Callable[[], int] = int
+    """Of the process that owns the world; 0 where that is this one."""
 
     @property
     def fronts(self) -> tuple[GenerationExecutor, ...]:
@@ -64,34 +82,43 @@ class Stage:
                 return tuple(executor.post_pids)
             case "helper":
                 return tuple(_named(HELPERS[self.form]))
+            case "owner":
+                return (self.owner_pid(),)
         raise AssertionError(role)
 
 
 def roles_of(form: str) -> tuple[str, ...]:
-    roles = ["loop"]
-    roles += ["rank", "rank"] if form != "single" else []
-    roles += ["post", "post"] if form == "ipc-post2" else []
+    """Each is as likely as any other to be hurt."""
+    roles = ["loop", "owner"]
+    roles += ["rank"] if form != "single" else []
+    roles += ["post"] if "post" in form else []
     roles += ["helper"] if form in HELPERS else []
     roles += ["front"] if form in SHARED else []
     return tuple(roles)
 
 
+def opened(form: str, cluster: Callable[[], str]) -> Opened:
+    """A form whose world this process owns."""
+    return form_of(form, cluster).open(ENGINE, tokenizer=CharTokenizer(), **LIMITS)
+
+
 @contextlib.asynccontextmanager
 async def staged(form: str, cluster: Callable[[], str]) -> AsyncIterator[Stage]:
-    assert form in NAMES, form
-    tokenizer = CharTokenizer()
-    async with contextlib.AsyncExitStack() as stack:
-        if form not in SHARED:
-            opened = form_of(form, cluster).open(ENGINE, tokenizer=tokenizer, **LIMITS)
-            yield Stage(form, await stack.enter_async_context(opened), None)
-            return
-        how, num = SHARED[form]
-        world = await stack.enter_async_context(shared_world(ENGINE, form=how, **LIMITS))
-        fronts = await stack.enter_async_context(
-            attached(world.point, num, engine=ENGINE, tokenizer=tokenizer, **LIMITS)
-        )
+    async with opened(form, cluster) as executor:
+        yield Stage(form, executor, None)
+
+
+@contextlib.asynccontextmanager
+async def attached_stage(
+    form: str, point: AttachPoint, owner_pid: Callable[[], int]
+) -> AsyncIterator[Stage]:
+    sharing = SHARED[form]
+    engine, tokenizer = posted(ENGINE, sharing.num_workers), CharTokenizer()
+    async with attached(
+        point, sharing.num_fronts, engine=engine, tokenizer=tokenizer, **LIMITS
+    ) as fronts:
         spread: Any = Spread(fronts)
-        yield Stage(form, spread, world.point)
+        yield Stage(form, spread, point, owner_pid)
 
 
 def _named(words: tuple[str, ...]) -> list[int]:

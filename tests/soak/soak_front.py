@@ -8,81 +8,33 @@ death and any silence is a reason to it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
+import os
+import secrets
 import sys
 from typing import Any
 
-from executor.attach.keys import AttachKeys
 from executor.attach.point import AttachPoint
 from executor.executor import GenerationExecutor
 from protos.errors import BatonError
+from tests.soak.soak_child import Child
 from tests.soak.soak_forms import ENGINE, LIMITS
 from tests.soak.soak_load import Load
+from tests.soak.soak_owner import point_of, point_to
 from tests.support.attach_world import attached
-from tests.support.executor_baseline import nothing_left
+from tests.support.executor_baseline import MARK, nothing_left
 from tests.support.executor_scripted import CharTokenizer
 
 NUM_CLIENTS = 30
-END_S_MAX = 30.0
 
 
-class FrontProcess:
-    """start -> serving -> over (`end`: asked to leave, or killed meanwhile)."""
-
-    def __init__(self, point: AttachPoint, seed: int) -> None:
-        self._point = point
-        self._seed = seed
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def pid(self) -> int:
-        process = self._process
-        return 0 if process is None or process.returncode is not None else process.pid
-
-    async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.soak.soak_front",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        point = self._point
-        keys = {name: key.hex() for name, key in point.keys.keys.items()}
-        orders = {"form": point.form, "endpoint": point.endpoint, "keys": keys, "seed": self._seed}
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(json.dumps(orders).encode() + b"\n")
-        line = await asyncio.wait_for(stdout.readline(), END_S_MAX)
-        assert line == b"serving\n", "the frontend process did not come up"
-
-    async def end(self, *, was_hurt: bool) -> None:
-        """Raises AssertionError with what it has to complain of."""
-        process = self._process
-        if process is None:
-            return
-        try:
-            if was_hurt:  # a stopped one never ends by itself
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-            told, _ = await asyncio.wait_for(process.communicate(b""), END_S_MAX)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        assert was_hurt or process.returncode == 0, told.decode()
-        assert was_hurt or told == b"well\n", told.decode()
+def front_process(point: AttachPoint, seed: int) -> Child:
+    return Child(__name__, {**point_to(point), "seed": seed})
 
 
 async def serve(orders: dict[str, Any]) -> None:
-    keys = {name: bytes.fromhex(key) for name, key in orders["keys"].items()}
-    endpoint = orders["endpoint"]
-    point = AttachPoint(
-        form=orders["form"], endpoint=endpoint, keys=AttachKeys(keys), where=endpoint
-    )
+    point = point_of(orders)
     over = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     async with attached(point, engine=ENGINE, tokenizer=CharTokenizer(), **LIMITS) as (executor,):
         load = Load(executor, orders["seed"])
@@ -123,6 +75,7 @@ def _say_once(word: str) -> None:
 def main() -> None:
     orders = json.loads(sys.stdin.readline())
     logging.disable(logging.CRITICAL)  # deaths are told at length
+    os.environ[MARK] = secrets.token_hex(16)  # what it starts is its own, and what others do not
     try:
         with nothing_left():
             asyncio.run(serve(orders))

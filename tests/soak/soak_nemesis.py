@@ -16,18 +16,27 @@ from dataclasses import dataclass
 from random import Random
 
 from protos.errors import BatonError, EngineDeadError
-from tests.soak.soak_forms import HEALTH, HEARTBEAT_S, Stage, roles_of
+from tests.soak.soak_forms import HEALTH, HEARTBEAT_S, SHARED, Stage, roles_of
 from tests.soak.soak_load import Load
 from tests.support.executor_scripted import CRASH, EXIT, collect, request
 
-DEADLY = {"kill", "term", "stop", "crash", "exit"}
-KINDS = {
-    "rank": ("kill", "kill", "term", "stop", "pause", "pause"),
-    "post": ("kill", "kill", "term", "stop", "pause"),
-    "helper": ("kill", "term", "pause"),
-    "front": ("kill", "kill", "term", "stop", "pause"),
+DEADLY = {
+    "rank": ("kill", "term", "stop"),
+    "helper": ("kill", "term"),
     "loop": ("crash", "exit"),
+    "owner": ("kill", "term"),
 }
+"""What may end the world. It lives without its owner's word, but not without its process."""
+KINDS = {
+    "rank": ("kill", "term", "stop", "pause"),
+    "post": ("kill", "term", "stop", "pause"),
+    "helper": ("kill", "term", "pause"),
+    "front": ("kill", "term", "stop", "pause"),
+    "loop": ("crash", "exit"),
+    "owner": ("kill", "term", "stop", "pause"),
+}
+OWN_KINDS = ("kill", "kill early", "term")
+"""Of an owner that is the server itself; early: while it starts."""
 PAUSES_S = (0.1, 0.5, 2.0, 2.5)
 TAKEN_S_MAX = 5.0
 AFTERMATH_S = 1.0
@@ -53,7 +62,7 @@ class Deed:
 
     @property
     def may_end_the_world(self) -> bool:
-        return self.kind in DEADLY and self.role in ("rank", "helper", "loop")
+        return self.kind in DEADLY.get(self.role, ())
 
     @property
     def must_end_the_world(self) -> bool:
@@ -66,18 +75,23 @@ class Deed:
 
 
 def draw(form: str, rng: Random) -> list[Deed]:
-    """At most one that may end the world, and it comes last."""
-    deeds = sorted(
-        (_draw_one(form, rng) for _ in range(rng.choice((0, 1, 1, 2, 2, 3)))),
-        key=lambda d: d.after_s,
-    )
+    """At most one that may end the world, and it comes last. An owner that is the server itself
+    takes everybody with it: it is hurt alone."""
+    num_deeds = rng.choice((0, 1, 1, 2, 2, 3))
+    roles = roles_of(form)
+    if num_deeds and form not in SHARED:
+        role = rng.choice(roles)
+        if role == "owner":
+            return [_draw_one(role, OWN_KINDS, rng)]
+        roles = tuple(role for role in roles if role != "owner")
+    drawn = [rng.choice(roles) for _ in range(num_deeds)]
+    kinds = KINDS if form != "single" else {"loop": ("crash",)}
+    deeds = sorted((_draw_one(role, kinds[role], rng) for role in drawn), key=lambda d: d.after_s)
     ends = [deed for deed in deeds if deed.may_end_the_world][:1]
     return [*(deed for deed in deeds if not deed.may_end_the_world), *ends]
 
 
-def _draw_one(form: str, rng: Random) -> Deed:
-    role = rng.choice(roles_of(form))
-    kinds = KINDS[role] if form != "single" else ("crash",)
+def _draw_one(role: str, kinds: tuple[str, ...], rng: Random) -> Deed:
     return Deed(
         role=role,
         kind=rng.choice(kinds),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,10 +18,20 @@ from random import Random
 
 from executor.executor import GenerationExecutor
 from protos.errors import EngineDeadError, PostprocessError, ServerUnavailableError
-from tests.soak.soak_forms import ENGINE, HEALTH, LEASE_S, TIMES_ALLOWED, Stage, staged
-from tests.soak.soak_front import FrontProcess
+from tests.soak.soak_forms import (
+    ENGINE,
+    HEALTH,
+    LEASE_S,
+    SHARED,
+    TIMES_ALLOWED,
+    Stage,
+    attached_stage,
+    staged,
+)
+from tests.soak.soak_front import front_process
 from tests.soak.soak_load import Load, completion
 from tests.soak.soak_nemesis import Deed, Nemesis, bound_s, death_bound_s, draw
+from tests.soak.soak_owner import owner_process, play_owner, point_of
 from tests.support.executor_baseline import nothing_left
 from tests.support.executor_scripted import EMPTY_STATES, collect, request, tokens
 
@@ -62,18 +73,42 @@ def play(form: str, seed: int, num_clients: int, cluster: Callable[[], str]) -> 
 
 
 async def _bounded(told: Round, cluster: Callable[[], str], loads: list[Load]) -> None:
-    async with asyncio.timeout(ROUND_S_MAX), staged(told.form, cluster) as stage:
-        loads.append(Load(stage.executor, told.seed))
-        await _play(told, stage, loads[0])
+    deeds = draw(told.form, Random(f"{told.form}/{told.seed}"))
+    async with asyncio.timeout(ROUND_S_MAX):
+        if told.form in SHARED:
+            await _play_shared(told, deeds, loads)
+        elif deeds and deeds[0].role == "owner":
+            await play_owner(told.form, told.seed, deeds[0], cluster())
+            told.deeds = deeds
+        else:
+            async with staged(told.form, cluster) as stage:
+                await _play(told, deeds, stage, loads)
 
 
-async def _play(told: Round, stage: Stage, load: Load) -> None:
-    rng = Random(f"{told.form}/{told.seed}")
-    deeds = draw(told.form, rng)
+async def _play_shared(told: Round, deeds: list[Deed], loads: list[Load]) -> None:
+    """The world's owner ends last."""
+    owner = owner_process(told.form, told.seed, "")
+    try:
+        await owner.spawn()
+        point = point_of(json.loads(await owner.first_word()))
+        async with attached_stage(told.form, point, lambda: owner.pid) as stage:
+            await _play(told, deeds, stage, loads)
+    finally:
+        await owner.end(was_hurt=_was_hurt(told, "owner"))
+
+
+def _was_hurt(told: Round, role: str) -> bool:
+    return any(deed.role == role for deed in told.deeds)
+
+
+async def _play(told: Round, deeds: list[Deed], stage: Stage, loads: list[Load]) -> None:
+    load = Load(stage.executor, told.seed)
+    loads.append(load)
     front = None
     if stage.point is not None:
-        front = FrontProcess(stage.point, told.seed + 1)
-        await front.start()
+        front = front_process(stage.point, told.seed + 1)
+        await front.spawn()
+        assert await front.first_word() == "serving"
     try:
         nemesis = Nemesis(stage, load, lambda: front.pid if front else 0, told.seed)
         told.deeds = nemesis.done
@@ -82,7 +117,7 @@ async def _play(told: Round, stage: Stage, load: Load) -> None:
             group.create_task(nemesis.act(deeds))
     finally:
         if front is not None:
-            await front.end(was_hurt=any(deed.role == "front" for deed in told.deeds))
+            await front.end(was_hurt=_was_hurt(told, "front"))
     assert not load.history.open_ones(), "no answer"
     load.history.check()
     _judge_refusals(load)

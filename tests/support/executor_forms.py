@@ -17,7 +17,7 @@ import msgspec
 from executor.config import EngineConfig, ExecutorConfig, WorldConfig
 from executor.executor import GenerationExecutor
 from tests.support.attach_world import attach3, rpc
-from tests.support.executor_scripted import running
+from tests.support.executor_scripted import posted, running
 
 Opened = AbstractAsyncContextManager[GenerationExecutor]
 
@@ -43,8 +43,19 @@ def ranks(launcher: Any, num_ranks: int) -> WorldConfig:
     return WorldConfig(launcher=launcher, num_ranks=num_ranks)
 
 
-def on_ray(address: str) -> Form:
-    return Form(open=own(form="ray", ray_address=address))
+def with_workers(opener: Callable[..., Opened], num_workers: int) -> Callable[..., Opened]:
+    """The same, its text made by postprocess workers."""
+
+    def opened(engine: EngineConfig, **more: Any) -> Opened:
+        return opener(posted(engine, num_workers), **more)
+
+    return opened
+
+
+def on_ray(address: str, num_workers: int) -> Form:
+    """`num_workers` postprocess workers."""
+    opened = own(form="ray", ray_address=address, postprocess_workers=num_workers)
+    return Form(open=opened)
 
 
 FORMS = {
@@ -56,8 +67,12 @@ FORMS = {
     "attach3": Form(open=attach3),
     "mpi2": Form(open=own(form="ipc", world=ranks("mpi", 2))),
 }
-NEEDS_CLUSTER = "ray"
-NAMES = (*FORMS, NEEDS_CLUSTER)
+RAY = {"ray": 0, "ray-post2": 2}
+"""Forms that need a cluster, and their postprocess workers."""
+NAMES = (*FORMS, "ray")
+WITH_WORKERS = {"rpc-post2": Form(open=with_workers(rpc, 2))}
+RARE_NAMES = ("rpc-post2", "ray-post2")
+"""The gate runs a part of the contract on these; the soak has them too."""
 NOT_RUN = {
     (
         "single",
@@ -73,4 +88,6 @@ NOT_RUN = {
 
 def form_of(name: str, cluster: Callable[[], str]) -> Form:
     """`cluster` gives the address of a Ray cluster, started when it is first asked for."""
-    return on_ray(cluster()) if name == NEEDS_CLUSTER else FORMS[name]
+    if name in RAY:
+        return on_ray(cluster(), RAY[name])
+    return {**FORMS, **WITH_WORKERS}[name]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 
 from tests.soak import __main__ as soak
 from tests.soak import soak_executor, soak_load
+from tests.soak.soak_owner import play_owner
+from tests.support import executor_baseline
 
 pytestmark = pytest.mark.system
 
@@ -53,3 +57,23 @@ def test_a_wrong_token_is_found(
     said = capsys.readouterr().out
     assert "another's tokens" in said
     assert "form single, seed 3" in said
+
+
+def test_what_a_killed_owner_leaves_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards rounds in which the server itself dies, and nobody looks for its children."""
+    left: list[subprocess.Popen[bytes]] = []
+
+    async def leave_one(*arguments: Any) -> None:
+        await play_owner(*arguments)
+        left.append(await asyncio.to_thread(subprocess.Popen, ["/bin/sleep", "60"]))
+
+    monkeypatch.setattr("tests.soak.soak_round.play_owner", leave_one)
+    monkeypatch.setattr(executor_baseline, "SETTLE_S_MAX", 0.5)
+    assert run(monkeypatch, "--seed", "12", "--form", "ipc") == 1
+    said = capsys.readouterr().out
+    assert "ipc seed 12: 0 requests, owner kill; VIOLATION" in said
+    assert "left behind: processes: ['" in said
+    assert "/bin/sleep 60" in said
+    left[0].wait()
