@@ -154,7 +154,8 @@ class Worker:
         self._progress += 1
         self._desk.turn()
         for frontend_id, message in letters:
-            if frontend_id not in self._ended_lanes:  # else read while the lane was being closed
+            # else read while the lane was being closed; the end of all needs no lane
+            if frontend_id not in self._ended_lanes or isinstance(message, Stop):
                 self._handle(frontend_id, message)
         if not self._is_stopped:
             self._report(self._engine.step())
