@@ -33,6 +33,7 @@ EXAMPLES_PER_PLAY = (1, 8)
 """First the bare plays, without anything before them; then with random steps before."""
 quiet = faults.quiet
 Patch = pytest.MonkeyPatch
+HandOn = Callable[[EngineOutput], None]
 PLANTS: list[Callable[[Patch], None]] = []
 
 
@@ -85,6 +86,19 @@ def find() -> tuple[int, str]:
     raise AssertionError(f"not found in {num_examples} examples")
 
 
+def patch_outputs(
+    patch: Patch, change: Callable[[LiveRequests, EngineOutput, HandOn], None]
+) -> None:
+    """Every output by itself goes through `change`, which may hand it on."""
+    on_outputs = LiveRequests.on_outputs
+
+    def changed(self: LiveRequests, outputs: tuple[EngineOutput, ...]) -> None:
+        for output in outputs:
+            change(self, output, lambda said: on_outputs(self, (said,)))
+
+    patch.setattr(LiveRequests, "on_outputs", changed)
+
+
 # --- answers ---------------------------------------------------------------------------
 
 
@@ -92,34 +106,33 @@ def find() -> tuple[int, str]:
 def a_failed_request_also_finishes(patch: Patch) -> None:
     """A double answer: an error, and later the engine's regular end."""
     failed: dict[int, GenerationResult] = {}
-    fail, on_output = LiveRequests.fail, LiveRequests.on_output
+    fail = LiveRequests.fail
 
     def keep(self: LiveRequests, client_id: int, error: Any) -> None:
         failed[client_id] = self._live[client_id].result
         fail(self, client_id, error)
 
-    def again(self: LiveRequests, output: EngineOutput) -> None:
-        on_output(self, output)
+    def again(self: LiveRequests, output: EngineOutput, hand_on: HandOn) -> None:
+        hand_on(output)
         result = failed.get(output.request_id)
         if result is not None and output.finish is not None:
             result._is_ended = False
             result.push(ResultChunk(finish=output.finish))
 
     patch.setattr(LiveRequests, "fail", keep)
-    patch.setattr(LiveRequests, "on_output", again)
+    patch_outputs(patch, again)
 
 
 @plant
 def an_end_that_meets_a_cancel_is_dropped(patch: Patch) -> None:
     """A lost answer: it has finished, but we are waiting for a confirmation."""
-    on_output = LiveRequests.on_output
 
-    def drop(self: LiveRequests, output: EngineOutput) -> None:
+    def drop(self: LiveRequests, output: EngineOutput, hand_on: HandOn) -> None:
         is_cancelling = self.ledger.state(output.request_id) is State.CANCELLING
         if not (is_cancelling and output.finish is not None and output.error is None):
-            on_output(self, output)
+            hand_on(output)
 
-    patch.setattr(LiveRequests, "on_output", drop)
+    patch_outputs(patch, drop)
 
 
 @plant
@@ -138,31 +151,30 @@ def refusals_leave_only_with_outputs(patch: Patch) -> None:
 @plant
 def tokens_go_to_a_neighbour(patch: Patch) -> None:
     """An answer to the wrong stream, where both are equally far."""
-    on_output = LiveRequests.on_output
 
-    def swap(self: LiveRequests, output: EngineOutput) -> None:
+    def swap(self: LiveRequests, output: EngineOutput, hand_on: HandOn) -> None:
         others = [key for key in self._live if key != output.request_id]
         if output.token_ids and output.finish is None and others:
             text: Any = self._live[others[0]].text
             if text._next_index == output.token_index:
                 output = msgspec.structs.replace(output, request_id=others[0])
-        on_output(self, output)
+        hand_on(output)
 
-    patch.setattr(LiveRequests, "on_output", swap)
+    patch_outputs(patch, swap)
 
 
 @plant
 def late_tokens_reach_the_reader(patch: Patch) -> None:
     """Tokens after the end, which the proxy had made by itself."""
     failed: dict[int, GenerationResult] = {}
-    fail, on_output = LiveRequests.fail, LiveRequests.on_output
+    fail = LiveRequests.fail
 
     def keep(self: LiveRequests, client_id: int, error: Any) -> None:
         failed[client_id] = self._live[client_id].result
         fail(self, client_id, error)
 
-    def late(self: LiveRequests, output: EngineOutput) -> None:
-        on_output(self, output)
+    def late(self: LiveRequests, output: EngineOutput, hand_on: HandOn) -> None:
+        hand_on(output)
         result = failed.get(output.request_id)
         if result is not None and output.token_ids:
             result._is_ended = False
@@ -170,7 +182,7 @@ def late_tokens_reach_the_reader(patch: Patch) -> None:
             result._is_ended = True
 
     patch.setattr(LiveRequests, "fail", keep)
-    patch.setattr(LiveRequests, "on_output", late)
+    patch_outputs(patch, late)
 
 
 @plant
@@ -179,9 +191,10 @@ def an_end_wakes_nobody(patch: Patch) -> None:
     fail = GenerationResult.fail
 
     def silent(self: GenerationResult, error: Any) -> None:
+        reader, self._home_waiter = self._home_waiter, None
         waiters, self._waiters = self._waiters, []
         fail(self, error)
-        self._waiters = waiters
+        self._home_waiter, self._waiters = reader, waiters
 
     patch.setattr(GenerationResult, "fail", silent)
 
