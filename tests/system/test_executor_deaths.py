@@ -176,13 +176,13 @@ async def test_corrupt_and_unauthenticated_frames_are_dropped_by_the_worker() ->
 async def test_a_message_that_the_worker_cannot_read_ends_its_lane() -> None:
     """It was counted and dropped: the request in it hung to its deadline. Then its world could
     not be told to stop: with the owner's lane it forgot the owner, and SIGTERM as well."""
-    async with running(stop_dead_s_max=60.0) as executor:
+    async with running(SLOW, stop_dead_s_max=60.0) as executor:
         assert isinstance(executor, Proxy)
         sender = executor._link.requests._sender
         assert isinstance(sender, FrameSender)
         assert sender.send({"a": 1})
         with pytest.raises(EngineDeadError, match="1 of its messages cannot be read"):
-            await collect(executor.submit(request()))
+            await collect(executor.submit(request(max_tokens=1000)))  # no answer overtakes the end
         await asyncio.wait_for(executor.shutdown(), 20)
 
 
