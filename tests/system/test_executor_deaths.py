@@ -180,9 +180,10 @@ async def test_a_message_that_the_worker_cannot_read_ends_its_lane() -> None:
         assert isinstance(executor, Proxy)
         sender = executor._link.requests._sender
         assert isinstance(sender, FrameSender)
+        result = executor.submit(request(max_tokens=1000))  # too long to overtake the lane's end
         assert sender.send({"a": 1})
         with pytest.raises(EngineDeadError, match="1 of its messages cannot be read"):
-            await collect(executor.submit(request(max_tokens=1000)))  # no answer overtakes the end
+            await collect(result)
         await asyncio.wait_for(executor.shutdown(), 20)
 
 
