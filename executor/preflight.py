@@ -4,6 +4,7 @@ moment, not by a worker."""
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from executor.engine.models.config import load_model_config
 from protos.errors import ConfigError
 
 OPEN_FILES_MIN = 256
+FREE_FILES_MIN = 64
 
 
 def check_model(config: EngineConfig, field: str = "model") -> None:
@@ -31,13 +33,24 @@ def check_model(config: EngineConfig, field: str = "model") -> None:
 def check_open_files() -> None:
     """Raises ConfigError. With a few dozen zmq itself aborts the process where it runs out."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_MIN:
+    if soft == resource.RLIM_INFINITY:
+        return
+    if soft < OPEN_FILES_MIN:
         raise ConfigError(
             f"this process may open {soft} files; it must be at least {OPEN_FILES_MIN}, and with "
             "many clients more: ulimit -n 4096",
             field="nofile",
             value=soft,
             limit=OPEN_FILES_MIN,
+        )
+    num_open = len(os.listdir("/proc/self/fd"))
+    if soft - num_open < FREE_FILES_MIN:
+        raise ConfigError(
+            f"this process has {num_open} of the {soft} files open that it may; at least "
+            f"{FREE_FILES_MIN} must be free: ulimit -n {num_open + OPEN_FILES_MIN}",
+            field="nofile",
+            value=num_open,
+            limit=soft - FREE_FILES_MIN,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import tracemalloc
 from pathlib import Path
@@ -13,7 +14,7 @@ from executor.engine.control import RankFacts
 from executor.engine.member import MemberControl
 from executor.engine.profiles import NAME_BYTES_MAX, Profiles, StepTracer
 from executor.engine.scripted_pool import ScriptedPool
-from executor.preflight import OPEN_FILES_MIN, check_open_files
+from executor.preflight import FREE_FILES_MIN, OPEN_FILES_MIN, check_open_files
 from protos.errors import ConfigError, InvalidRequestError, from_data
 
 
@@ -67,6 +68,22 @@ def test_the_scripted_engine_takes_no_device_that_it_does_not_use() -> None:
     with pytest.raises(ConfigError) as refused:
         EngineConfig(engine="scripted", device="tpu:9").check("engine.")
     assert refused.value.field == "engine.device"
+
+
+def test_files_that_are_nearly_all_open_are_told_before_zmq_aborts() -> None:
+    """Bug: the limit alone was looked at; where most was in use, zmq's own error came, its
+    context was left open, or it aborted the server."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES_MIN, hard))
+    held: list[int] = []
+    try:
+        held += [os.dup(2) for _ in range(OPEN_FILES_MIN - FREE_FILES_MIN)]
+        with pytest.raises(ConfigError, match="at least 64 must be free: ulimit -n"):
+            check_open_files()
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_too_few_open_files_are_told_before_zmq_aborts() -> None:
