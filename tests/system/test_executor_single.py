@@ -230,6 +230,6 @@ async def test_a_crash_while_results_are_handled_ends_the_engine_once(
         assert isinstance(executor, Proxy)
         result = executor.submit(request(max_tokens=5000))
         await anext(result)
-        monkeypatch.setattr(executor._requests, "on_output", lambda _: 1 / 0)
+        monkeypatch.setattr(executor._requests, "on_outputs", lambda _: 1 / 0)
         with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
             await collect(result)
