@@ -47,12 +47,14 @@ class EngineControls:
         """Load the weights again; the same prompts then give the same tokens."""
         self._wait(self._executor.wake_up)
 
-    def start_profile(self, path: str) -> None:
-        """Record the engine's steps for a trace file at this absolute path."""
-        self._wait(lambda: self._executor.start_profile(path))
+    def start_profile(self, path: str, max_s: float = 60.0) -> None:
+        """Record the engine's steps for a trace file at this absolute path, for `max_s` at most
+        (900): then it is written, whether or not anybody stops it."""
+        self._wait(lambda: self._executor.start_profile(path, max_s))
 
     def stop_profile(self) -> tuple[TraceFile, ...]:
-        """Returns once the files are written, one a rank."""
+        """Returns once the files are written, one a rank; also of a profile that its time has
+        ended. Raises NotNowError where there is none."""
         return self._wait(self._executor.stop_profile)
 
     def load_lora(self, name: str, path: str) -> None:

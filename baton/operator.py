@@ -29,6 +29,9 @@ class TraceFile:
     path: str
     num_steps: int
     num_bytes: int
+    recorded_s: float
+    is_full: bool
+    """It ended by itself, being large enough: later steps are not in it."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,18 @@ class EngineOperator:
     def wake_up(self) -> None:
         self._ask("WakeUp", pb.WakeUpRequest(), ENGINE_S_MAX)
 
-    def start_profile(self, path: str) -> None:
-        """Record steps for a trace file at this absolute path of the server's host."""
-        self._ask("StartProfile", pb.StartProfileRequest(path=path))
+    def start_profile(self, path: str, max_s: float = 0.0) -> None:
+        """Record steps for a trace file at this absolute path of the server's host, for `max_s`
+        at most (0: the engine's default)."""
+        self._ask("StartProfile", pb.StartProfileRequest(path=path, max_s=max_s))
 
     def stop_profile(self) -> tuple[TraceFile, ...]:
         """Returns once the files are written, one a rank."""
         answer = self._ask("StopProfile", pb.StopProfileRequest(), ENGINE_S_MAX)
-        return tuple(TraceFile(file.path, file.num_steps, file.num_bytes) for file in answer.files)
+        return tuple(
+            TraceFile(file.path, file.num_steps, file.num_bytes, file.recorded_s, file.is_full)
+            for file in answer.files
+        )
 
     def load_lora(self, name: str, path: str) -> None:
         self._ask("LoadLora", pb.LoadLoraRequest(name=name, path=path), ENGINE_S_MAX)

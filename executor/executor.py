@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from executor.config import EngineConfig
+from executor.engine.control import PROFILE_S
 from executor.engine.control_seam import IterationStats, KvEvent, KvSnapshot, LoraInfo
 from executor.engine.seam import EngineIdentity
 from executor.limits import ExecutorLimits
@@ -47,6 +48,9 @@ class TraceFile:
     path: str
     num_steps: int
     num_bytes: int
+    recorded_s: float = 0.0
+    is_full: bool = False
+    """A trace takes memory, so it ended by itself: later steps are not in it."""
 
 
 class GenerationExecutor(ABC):
@@ -179,15 +183,23 @@ class GenerationExecutor(ABC):
     async def wake_up(self) -> None:
         await self.collective_rpc("wake_up")
 
-    async def start_profile(self, path: str) -> None:
-        """Every rank records its steps for a trace file at this absolute path of its host."""
-        await self.collective_rpc("start_profile", path=path)
+    async def start_profile(self, path: str, max_s: float = PROFILE_S) -> None:
+        """Every rank records its steps for a trace file at this absolute path of its host, for
+        `max_s` at most: then it is written, whether or not anybody stops it."""
+        await self.collective_rpc("start_profile", path=path, max_s=max_s)
 
     async def stop_profile(self) -> tuple[TraceFile, ...]:
-        """Returns once the files are written, one a rank."""
+        """Returns once the files are written, one a rank. Raises NotNowError where no profile
+        is under way and none has ended by itself."""
         values = await self.collective_rpc("stop_profile")
         return tuple(
-            TraceFile(path=value["path"], num_steps=value["steps"], num_bytes=value["bytes"])
+            TraceFile(
+                path=value["path"],
+                num_steps=value["steps"],
+                num_bytes=value["bytes"],
+                recorded_s=value["recorded_s"],
+                is_full=value["is_full"],
+            )
             for value in values
         )
 

@@ -24,10 +24,12 @@ class WakeUpResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class StartProfileRequest(_message.Message):
-    __slots__ = ("path",)
+    __slots__ = ("path", "max_s")
     PATH_FIELD_NUMBER: _ClassVar[int]
+    MAX_S_FIELD_NUMBER: _ClassVar[int]
     path: str
-    def __init__(self, path: _Optional[str] = ...) -> None: ...
+    max_s: float
+    def __init__(self, path: _Optional[str] = ..., max_s: _Optional[float] = ...) -> None: ...
 
 class StartProfileResponse(_message.Message):
     __slots__ = ()
@@ -44,14 +46,18 @@ class StopProfileResponse(_message.Message):
     def __init__(self, files: _Optional[_Iterable[_Union[TraceFile, _Mapping]]] = ...) -> None: ...
 
 class TraceFile(_message.Message):
-    __slots__ = ("path", "num_steps", "num_bytes")
+    __slots__ = ("path", "num_steps", "num_bytes", "recorded_s", "is_full")
     PATH_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_S_FIELD_NUMBER: _ClassVar[int]
+    IS_FULL_FIELD_NUMBER: _ClassVar[int]
     path: str
     num_steps: int
     num_bytes: int
-    def __init__(self, path: _Optional[str] = ..., num_steps: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    recorded_s: float
+    is_full: bool
+    def __init__(self, path: _Optional[str] = ..., num_steps: _Optional[int] = ..., num_bytes: _Optional[int] = ..., recorded_s: _Optional[float] = ..., is_full: _Optional[bool] = ...) -> None: ...
 
 class LoadLoraRequest(_message.Message):
     __slots__ = ("name", "path")

@@ -171,7 +171,8 @@ class ControlServicer:
 
     def StartProfile(self, request, context):
         """Every rank of the engine records its steps until StopProfile, which answers once
-        the trace files are written.
+        the trace files are written; at the latest after max_s, when they are written by
+        themselves. StopProfile then tells of them, once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -14,6 +14,7 @@ import grpc
 import msgspec
 
 from common.answering import Answer
+from executor.engine.control import PROFILE_S
 from executor.engine.control_seam import (
     KvCleared,
     KvEvent,
@@ -68,7 +69,7 @@ class EngineControlCalls:
         self: Answering, request: pb.StartProfileRequest, context: Context
     ) -> pb.StartProfileResponse:
         async def answer() -> pb.StartProfileResponse:
-            await self.executor().start_profile(request.path)
+            await self.executor().start_profile(request.path, request.max_s or PROFILE_S)
             return pb.StartProfileResponse()
 
         return await self.answer(context, answer)
@@ -80,7 +81,13 @@ class EngineControlCalls:
             files = await self.executor().stop_profile()
             return pb.StopProfileResponse(
                 files=[
-                    pb.TraceFile(path=file.path, num_steps=file.num_steps, num_bytes=file.num_bytes)
+                    pb.TraceFile(
+                        path=file.path,
+                        num_steps=file.num_steps,
+                        num_bytes=file.num_bytes,
+                        recorded_s=file.recorded_s,
+                        is_full=file.is_full,
+                    )
                     for file in files
                 ]
             )

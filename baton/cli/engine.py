@@ -13,8 +13,10 @@ import click
 from baton.cli.server_option import engine_server_options, find_secret, telling_wrong_secret
 
 if TYPE_CHECKING:
-    from baton.operator import EngineOperator
+    from baton.operator import EngineOperator, TraceFile
 
+MARGIN_S = 10.0
+"""How long after its time the engine may wait for this command to stop a profile."""
 _SECRET = click.option(
     "--secret-file",
     type=click.Path(path_type=Path),
@@ -62,14 +64,26 @@ def wake_up(server: str, runtime_dir: Path, secret_file: Path | None) -> None:
 def profile(
     path: str, seconds: float, server: str, runtime_dir: Path, secret_file: Path | None
 ) -> None:
-    """Record the engine's steps for a while into PATH, an absolute path on the server's host."""
+    """Record the engine's steps for a while into PATH, an absolute path on the server's host.
+
+    Where this command is killed, the engine ends the recording by itself soon after.
+    """
     with _operator(server, runtime_dir, secret_file) as operator:
-        operator.start_profile(path)
+        operator.start_profile(path, seconds + MARGIN_S)
         try:
             time.sleep(seconds)
         finally:  # Ctrl-C ends the recording, not the trace
             for file in operator.stop_profile():
-                click.echo(f"{file.path}: {file.num_steps} steps, {file.num_bytes} bytes")
+                click.echo(_told(file, seconds))
+
+
+def _told(file: TraceFile, asked_s: float) -> str:
+    told = f"{file.path}: {file.num_steps} steps, {file.num_bytes} bytes"
+    if not file.is_full:
+        return told
+    return (
+        f"{told}; it was full after {file.recorded_s:.2g} s of {asked_s:g} s: the rest is not in it"
+    )
 
 
 @engine.command("load-lora")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Builtin: TypeAlias = Any
 """None, bool, int, float, str, bytes, and lists and dictionaries of these."""
 
+PROFILE_S = 60.0
+"""How long a profile may last where nobody says."""
 _STATM = Path("/proc/self/statm")
 
 
@@ -39,14 +41,16 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """`parameters` by name, all of them required. `undo` names the method that takes back what
-    some ranks did where another one refused; its parameters are some of this one's."""
+    """`parameters` by name; those without one of the `defaults` are required. `undo` names the
+    method that takes back what some ranks did where another one refused; its parameters are
+    some of this one's required ones."""
 
     name: str
     run: Callable[..., Builtin | Deferred]
     is_coordinated: bool = False
     parameters: Mapping[str, type] = field(default_factory=dict)
     undo: str = ""
+    defaults: Mapping[str, Builtin] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,9 @@ def _checked(method: Method, arguments: Mapping[str, Builtin]) -> dict[str, Buil
     checked: dict[str, Builtin] = {}
     for name, kind in method.parameters.items():
         if name not in arguments:
+            if name in method.defaults:
+                checked[name] = method.defaults[name]
+                continue
             raise _bad_argument(method, name, "absent", f"given, as {kind.__name__}")
         try:
             checked[name] = msgspec.convert(arguments[name], kind)
@@ -112,7 +119,8 @@ def control_methods(control: EngineControl, facts: RankFacts) -> dict[str, Metho
             "start_profile",
             control.start_profile,
             is_coordinated=True,
-            parameters=path,
+            parameters=path | {"max_s": float},
+            defaults={"max_s": PROFILE_S},
             undo="drop_profile",
         ),
         Method("stop_profile", lambda: _written(control.stop_profile()), is_coordinated=True),
@@ -135,7 +143,13 @@ def control_methods(control: EngineControl, facts: RankFacts) -> dict[str, Metho
 
 def _written(export: TraceExport) -> Deferred:
     def finish() -> Builtin:
-        return {"path": export.path, "steps": export.num_steps, "bytes": export.write()}
+        return {
+            "path": export.path,
+            "steps": export.num_steps,
+            "bytes": export.write(),
+            "recorded_s": export.recorded_s,
+            "is_full": export.is_full,
+        }
 
     return Deferred(finish)
 

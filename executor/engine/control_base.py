@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from executor.engine.control import Method, RankFacts, control_methods
+from executor.engine.control import PROFILE_S, Method, RankFacts, control_methods
 from executor.engine.control_seam import (
     EngineControl,
     IterationStats,
@@ -46,7 +46,7 @@ class ControlBase(EngineControl):
         clock: Callable[[], float],
     ) -> None:
         self.facts = facts
-        self._profiles = Profiles(tracer)
+        self._profiles = Profiles(tracer, clock=clock)
         self._log = log
         self._gauges = gauges
         self._clock = clock
@@ -80,8 +80,8 @@ class ControlBase(EngineControl):
 
     # --- profiles -----------------------------------------------------------
 
-    def start_profile(self, path: str) -> None:
-        self._profiles.start(path)
+    def start_profile(self, path: str, max_s: float = PROFILE_S) -> None:
+        self._profiles.start(path, max_s)
 
     def stop_profile(self) -> TraceExport:
         return self._profiles.stop()
@@ -106,7 +106,14 @@ class ControlBase(EngineControl):
     @property
     def is_watching(self) -> bool:
         """Whether `stepped` wants to be told of the next step."""
-        return self._listens_to_stats or self._profiles.is_recording
+        return self._listens_to_stats or self._profiles.is_under_way
+
+    def next_due_s(self, due_s: float | None) -> float | None:
+        """When the engine has to step, on its clock, if `due_s` is when its requests want it."""
+        ends_s = self._profiles.due_s
+        if ends_s is None:
+            return due_s
+        return ends_s if due_s is None else min(ends_s, due_s)
 
     def stepped(
         self,

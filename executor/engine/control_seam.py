@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from executor.engine.control import Method
+from executor.engine.control import PROFILE_S, Method
 
 
 class IterationStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +80,9 @@ class TraceExport:
     num_steps: int
     write: Callable[[], int]
     """Write the file, which takes seconds; its size in bytes. Raises RequestFailedError."""
+    recorded_s: float = 0.0
+    is_full: bool = False
+    """It ended before it was stopped, since a trace takes memory: later steps are not in it."""
 
 
 class EngineControl(Protocol):
@@ -103,8 +106,11 @@ class EngineControl(Protocol):
         they cannot be loaded or are no longer the same; the engine then stays asleep.
         """
 
-    def start_profile(self, path: str) -> None:
+    def start_profile(self, path: str, max_s: float = PROFILE_S) -> None:
         """Record steps from now on, a bounded number, for the trace file `path`.
+
+        After `max_s` it ends and is written without being asked, since whoever started it
+        may be gone. Until then no other profile can start.
 
         The torch engine's is full after some 160 layers run (5 steps of 32 layers).
         Raises NotNowError while a profile is under way, InvalidRequestError for a path
@@ -112,7 +118,8 @@ class EngineControl(Protocol):
         """
 
     def stop_profile(self) -> TraceExport:
-        """End recording. Raises NotNowError where none was started."""
+        """End recording, or tell of what its time has ended, once. Raises NotNowError where
+        none was started."""
 
     def drop_profile(self, path: str) -> None:
         """End recording for this path, if that is what is under way; nothing is written."""

@@ -164,7 +164,7 @@ class EngineCore:
         return due_s is not None and due_s <= 0
 
     def next_deadline_s(self) -> float | None:
-        deadline_s = self._scheduler.next_deadline_s()
+        deadline_s = self._control.next_due_s(self._scheduler.next_deadline_s())
         return None if deadline_s is None else max(deadline_s - self._clock(), 0.0)
 
     # --- a step -------------------------------------------------------------

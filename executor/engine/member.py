@@ -7,10 +7,11 @@ frees nothing, and it has no statistics to give.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from executor.engine.control import Method, RankFacts, control_methods
+from executor.engine.control import PROFILE_S, Method, RankFacts, control_methods
 from executor.engine.control_seam import (
     IterationStats,
     KvEvent,
@@ -28,10 +29,11 @@ RANK_BYTES_MAX = 16
 class MemberControl:
     """Implements EngineControl for rank > 0; its leader's checks come first."""
 
-    def __init__(self, facts: RankFacts) -> None:
+    def __init__(self, facts: RankFacts, clock: Callable[[], float] = time.monotonic) -> None:
         self._facts = facts
+        self._clock = clock
         tracer = StepTracer(f"rank {facts.rank}")
-        self._profiles = Profiles(tracer, NAME_BYTES_MAX + RANK_BYTES_MAX)
+        self._profiles = Profiles(tracer, NAME_BYTES_MAX + RANK_BYTES_MAX, clock)
         self._loras = LoraBook()
         self._is_asleep = False
 
@@ -45,15 +47,26 @@ class MemberControl:
     def wake_up(self) -> None:
         self._is_asleep = False
 
-    def start_profile(self, path: str) -> None:
+    def start_profile(self, path: str, max_s: float = PROFILE_S) -> None:
         """Every rank writes a file of its own: this one's name has the rank in it."""
-        self._profiles.start(rank_path(path, self._facts.rank))
+        self._profiles.start(rank_path(path, self._facts.rank), max_s)
 
     def stop_profile(self) -> TraceExport:
         return self._profiles.stop()
 
     def drop_profile(self, path: str) -> None:
         self._profiles.drop(rank_path(path, self._facts.rank))
+
+    def wait_s(self) -> float | None:
+        """How long the rank may wait for a call before it takes its `turn`; None: for good."""
+        due_s = self._profiles.due_s
+        return None if due_s is None else max(due_s - self._clock(), 0.0)
+
+    def turn(self) -> None:
+        self._profiles.turn()
+
+    def close(self) -> None:
+        self._profiles.close()
 
     def load_lora(self, name: str, path: str) -> None:
         self._loras.load(name, path)

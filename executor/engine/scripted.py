@@ -137,7 +137,8 @@ class ScriptedEngine:
         lease_ends_at_s = self._pool.next_expiry_s()
         if lease_ends_at_s is not None:
             ends.append(lease_ends_at_s)
-        return max(min(ends) - self._clock(), 0.0) if ends else None
+        due_s = self._control.next_due_s(min(ends, default=None))
+        return None if due_s is None else max(due_s - self._clock(), 0.0)
 
     def step(self) -> list[EngineOutput]:
         self._num_steps += 1

@@ -60,6 +60,7 @@ class Member:
         )
         self._link.start()
         self._transport: Transport | None = None
+        self._control: MemberControl | None = None
         self._methods: dict[str, Method] = {}
         self.is_loaded = False
         self._was_stopped = False
@@ -76,8 +77,8 @@ class Member:
         if transfer.transport == "ucx":
             settings = TransportSettings(tls=transfer.ucx_tls, net_devices=transfer.ucx_net_devices)
             self._transport = create_transport("ucx", settings)
-        facts = RankFacts(self._orders.rank, config.engine, config.device)
-        self._methods = dict(MemberControl(facts).methods())
+        self._control = MemberControl(RankFacts(self._orders.rank, config.engine, config.device))
+        self._methods = dict(self._control.methods())
         if config.scripted.load_ms and config.engine == "scripted":
             time.sleep(config.scripted.load_ms / 1000)
         self.is_loaded = True
@@ -85,8 +86,15 @@ class Member:
     def serve(self) -> bool:
         """True where rank 0 says stop, False after `stop`."""
         while True:
-            call = self._calls.get()
+            try:
+                call = self._calls.get(timeout=self._control.wait_s() if self._control else None)
+            except queue.Empty:
+                call = None
+            if self._control is not None:
+                self._control.turn()
             match call:
+                case None:
+                    continue
                 case MemberCall():
                     told = answer(call.call_id, self._methods, call)
                     self._link.say(packed_answer(call, told, self._bytes_max))
@@ -103,6 +111,8 @@ class Member:
 
     def close(self) -> None:
         """Bounded."""
+        if self._control is not None:
+            self._control.close()
         if self._transport is not None:
             self._transport.close()
         self._link.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,35 @@ def test_profiles_that_cannot_be_are_refused(bench: Bench, tmp_path: Path) -> No
     tmp_path.joinpath("trace.json").mkdir()
     refused(RequestFailedError, export.write)
     assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_a_profile_that_nobody_stops_ends_in_time(bench: Bench, tmp_path: Path) -> None:
+    """Bug: a client that was killed between start and stop kept every later profile out until
+    the engine was started anew. An idle engine must end it too, so it must ask to be stepped."""
+    control, path = bench.engine.control, tmp_path / "trace.json"
+    for bad in (0.0, -1.0, 901.0, float("nan")):
+        error = refused(InvalidRequestError, lambda bad=bad: control.start_profile(str(path), bad))  # type: ignore[misc]
+        assert error.field == "max_s"
+    control.start_profile(str(path), 2.0)
+    bench.submit(1, max_tokens=3)
+    bench.run()
+    due_s = bench.engine.next_deadline_s()
+    assert due_s is not None
+    assert due_s <= 2.0
+    time.sleep(due_s)
+    assert bench.engine.has_work()
+    bench.engine.step()
+    assert not bench.engine.has_work()
+    assert bench.engine.next_deadline_s() is None
+    export = control.stop_profile()
+    assert export.num_steps >= 3
+    assert written(export) == path.stat().st_size
+    refused(NotNowError, control.stop_profile)
+    control.start_profile(str(path), 0.01)
+    time.sleep(0.01)
+    bench.engine.step()
+    control.start_profile(str(path), 1.0)  # nobody had to ask for the one before
+    control.drop_profile(str(path))
 
 
 # --- LoRA -------------------------------------------------------------------

@@ -9,8 +9,10 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from executor.config import ExecutorConfig, WorldConfig
 from executor.executor import GenerationExecutor
 from protos.errors import (
     DuplicateRequestError,
@@ -109,6 +111,29 @@ async def test_a_profile_is_a_file_once_it_is_told(
     assert (file.path, file.num_bytes) == (str(path), path.stat().st_size)
     assert file.num_steps >= 8
     assert json.loads(path.read_text())["traceEvents"]
+
+
+def traces(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.glob("t*.json"))
+
+
+async def test_every_rank_ends_a_profile_that_nobody_stops(tmp_path: Path) -> None:
+    """Bug: the client of a profile was killed, and every later one was refused. All ranks idle,
+    nobody asks: their files appear, a stop tells of them once, and a new one starts."""
+    two = msgspec.structs.replace(
+        SLOW, executor=ExecutorConfig(world=WorldConfig(launcher="spawn", num_ranks=2))
+    )
+    async with running(two) as executor:
+        await executor.start_profile(str(tmp_path / "t.json"), 0.2)
+        for _ in range(200):
+            if len(traces(tmp_path)) == 2:
+                break
+            await asyncio.sleep(0.05)
+        files = await executor.stop_profile()
+        assert [Path(file.path).name for file in files] == ["t.json", "t.rank1.json"]
+        await executor.start_profile(str(tmp_path / "next.json"), 60.0)
+        with pytest.raises(NotNowError, match="ends by itself in"):
+            await executor.start_profile(str(tmp_path / "other.json"))
 
 
 async def test_lora_calls_pass_through_to_the_engines_books(executor: GenerationExecutor) -> None:
