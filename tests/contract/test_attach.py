@@ -1,7 +1,7 @@
 """Frontends on one world, over ipc and over tcp: what they share, and who is kept out.
 
 The world runs in threads of this process, with the real lanes, broker and links. Deaths of real
-processes are in tests/system/test_attach_deaths.py.
+processes are in tests/contract/test_form_deaths.py and tests/system/test_frontends.py.
 """
 
 from __future__ import annotations
