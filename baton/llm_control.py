@@ -91,7 +91,9 @@ class EngineControls:
 class Listener(Generic[T]):
     """A subscription for synchronous readers: `with llm.listen_stats() as steps: steps.take()`.
 
-    Bounded: of a reader that does not come the oldest items are dropped (`num_dropped`).
+    Iterating waits for each item, until the `with` block or the engine ends. Items go to
+    whoever asks first, so have one reader. Bounded: of a reader that does not come the oldest
+    are dropped (`num_dropped`).
     """
 
     def __init__(
@@ -144,3 +146,22 @@ class Listener(Generic[T]):
 
         items: list[T] = self._wait(take)
         return items
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        """Raises EngineDeadError as `take` does, ServerUnavailableError where the LLM is shut
+        down; the iteration ends where the `with` block has."""
+        subscription = self._subscription
+        assert subscription is not None, "use it in a with statement"
+
+        async def next_one() -> tuple[T, ...]:
+            async for item in subscription:
+                return (item,)
+            return ()
+
+        items: tuple[T, ...] = self._wait(next_one)
+        if not items:
+            raise StopIteration
+        return items[0]

@@ -73,6 +73,20 @@ def test_a_listener_gets_what_came_while_it_listened_and_then_the_death(llm: LLM
             take_for_ever(steps)
 
 
+def test_a_listener_is_iterated_until_its_end_or_the_engines(llm: LLM) -> None:
+    """Guards: a loop that never ends once nobody listens, or that hides the engine's death."""
+    with llm.listen_stats() as steps:
+        answer = llm.generate_async("ab", max_tokens=6, seed=SEED)
+        assert next(step for step in steps if step.num_decode_tokens).num_running
+        answer.result()
+        steps.take()
+    assert list(steps) == []
+    with llm.listen_kv_events() as events:
+        os.kill(llm.collective_rpc("describe")[0]["pid"], signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            list(events)
+
+
 def take_for_ever(steps: Listener[IterationStats]) -> None:
     while True:
         steps.take(timeout_s=5.0)
