@@ -33,7 +33,14 @@ import msgspec
 from executor.engine.control import Deferred, call_method
 from executor.engine.control_seam import EngineControl
 from executor.messages import Call, CallReply
-from protos.errors import BatonError, ErrorData, OverloadedError, RequestFailedError, Severity
+from protos.errors import (
+    BatonError,
+    ErrorData,
+    NotNowError,
+    OverloadedError,
+    RequestFailedError,
+    Severity,
+)
 
 logger = logging.getLogger(__name__)
 CALLS_MAX = 64
@@ -79,7 +86,8 @@ class _Begun:
 
 class ControlDesk:
     """`begin` and `turn` are the loop's; `say` is called on the control thread or the loop's,
-    `wake` on the control thread: the loop shall take its turn."""
+    `wake` on the control thread: the loop shall take its turn. `in_words` gives requests that are
+    named in a refusal their callers' names."""
 
     def __init__(
         self,
@@ -88,10 +96,12 @@ class ControlDesk:
         members: Members | None = None,
         *,
         wake: Callable[[], None] = lambda: None,
+        in_words: Callable[[str], str] = str,
     ) -> None:
         self._control = control
         self._say = say
         self._wake = wake
+        self._in_words = in_words
         self._failed: deque[tuple[_Begun, CallReply]] = deque()
         """Calls that a member refused: to be taken back, then answered."""
         self._members = members
@@ -117,7 +127,7 @@ class ControlDesk:
             failure = _as_failure(call.method, error)
             if failure.severity is not Severity.REQUEST:
                 raise
-            self._say(frontend_id, CallReply(call.call_id, (), failure.to_data()))
+            self._say(frontend_id, CallReply(call.call_id, (), self._readable(failure)))
             return
         finally:
             self._began_at_s = None
@@ -129,6 +139,15 @@ class ControlDesk:
             return
         self._begun.put(_Begun(frontend_id, call.call_id, call.method, own, others, arguments))
         self._start()
+
+    def _readable(self, failure: BatonError) -> ErrorData:
+        """An engine knows requests by numbers that nobody else does."""
+        data = failure.to_data()
+        if not isinstance(failure, NotNowError):
+            return data
+        return msgspec.structs.replace(
+            data, message=self._in_words(data.message), value=self._in_words(data.value)
+        )
 
     def turn(self) -> None:
         """Asked by the loop in every round. Raises as `begin`."""

@@ -9,7 +9,12 @@ Pure.
 
 from __future__ import annotations
 
+import re
+
 from executor.ledger import frontend_of
+from protos.errors import shorten
+
+_HOLDER = re.compile(r"\bsequence:(\d+)\b")
 
 
 class Names:
@@ -43,6 +48,15 @@ class Names:
         """The newest request of that name."""
         holders = self._holders.get(external_id)
         return None if holders is None else next(reversed(holders))
+
+    def in_words(self, holders: str) -> str:
+        """An engine's `sequence:NUMBER` as its caller knows the request."""
+
+        def name(found: re.Match[str]) -> str:
+            external_id = self._names.get(int(found[1]))
+            return found[0] if external_id is None else f"request {shorten(external_id, 40)!r}"
+
+        return _HOLDER.sub(name, holders)
 
     def check(self) -> None:
         """Raises AssertionError where the two tables disagree."""

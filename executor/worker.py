@@ -124,7 +124,9 @@ class Worker:
         self._answers = answers
         self._ledger = Ledger(tombstones_max=tombstones_max)
         self._names = Names()
-        self._desk = ControlDesk(engine.control, answers.say, members, wake=inbox.wake)
+        self._desk = ControlDesk(
+            engine.control, answers.say, members, wake=inbox.wake, in_words=self._names.in_words
+        )
         self._listeners: dict[int, Listen] = {}
         self._progress = 0
         self._num_beats_in_calls = 0
