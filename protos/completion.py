@@ -8,6 +8,8 @@ import msgspec
 
 from protos.messages import ContextPhaseParams, FinishReason, KvStats, StageTimes, Usage
 
+TOKENS_SHOWN = 8
+
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds. The first three are the asking side's own clock, from call to arrival.
@@ -47,6 +49,33 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     context_phase_params: ContextPhaseParams | None = None
     context_logits: Any = None
     generation_logits: Any = None
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """For rich, and for `repr`: what says nothing is left out, long lists are cut."""
+        shown = []
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            if value is None or (isinstance(value, str | tuple) and value == field.default):
+                continue
+            shown.append((field.name, _Cut(value) if isinstance(value, tuple) else value))
+        return shown
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"{type(self).__name__}({shown})"
+
+
+class _Cut:
+    """A tuple as a reader wants it: a prompt may have a hundred thousand tokens."""
+
+    def __init__(self, items: tuple[int, ...]) -> None:
+        self._items = items
+
+    def __repr__(self) -> str:
+        if len(self._items) <= TOKENS_SHOWN:
+            return repr(self._items)
+        shown = ", ".join(map(repr, self._items[:TOKENS_SHOWN]))
+        return f"({shown}, ... {len(self._items)} in all)"
 
 
 def timing_of(

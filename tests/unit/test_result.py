@@ -14,7 +14,7 @@ import pytest
 from executor.engine.seam import EngineFinish
 from executor.home import Home
 from executor.result import GenerationResult, ResultChunk
-from protos.completion import Completion
+from protos.completion import Completion, timing_of
 from protos.errors import (
     BatonError,
     EngineDeadError,
@@ -24,7 +24,7 @@ from protos.errors import (
     SlowConsumerError,
     WrongThreadError,
 )
-from protos.messages import FinishReason, Usage
+from protos.messages import FinishReason, KvStats, Usage
 
 END = EngineFinish(reason=FinishReason.LENGTH, usage=Usage(prompt_tokens=1, completion_tokens=3))
 
@@ -289,3 +289,23 @@ async def test_an_abort_from_a_thread_happens_at_home() -> None:
     await in_thread(result.abort)
     await asyncio.sleep(0)
     assert threads == [threading.get_ident()]
+
+
+def test_a_completion_is_shown_on_a_line_or_two() -> None:
+    """Bug: `print(completion)` in a notebook showed every token of a long prompt."""
+    done = Completion(
+        text="a b",
+        token_ids=(5, 6),
+        finish_reason=FinishReason.STOP,
+        usage=Usage(),
+        kv=KvStats(),
+        timing=timing_of(started_s=0.0, first_token_s=1.0, last_token_s=2.0, num_tokens=2),
+        external_id="x",
+        seed=7,
+        prompt_token_ids=tuple(range(100_000)),
+    )
+    shown = repr(done)
+    assert "token_ids=(5, 6), finish" in shown
+    assert "prompt_token_ids=(0, 1, 2, 3, 4, 5, 6, 7, ... 100000 in all)" in shown
+    assert "context_logits" not in shown
+    assert len(shown) < 1500
