@@ -54,6 +54,8 @@ class Fleet:
         self._usable: dict[Role, list[Server]] = {Role.CONTEXT: [], Role.GENERATION: []}
         self._partners: dict[str, list[Server]] = {}
         self._limits: ModelLimits | None = None
+        self.was_usable = False
+        """Whether requests could be served at any time."""
 
     # --- what the watchers saw -------------------------------------------------
 
@@ -198,6 +200,7 @@ class Fleet:
             context = []
         self._usable = {Role.CONTEXT: context, Role.GENERATION: generation}
         self._limits = least_limits(context + generation)
+        self.was_usable = self.was_usable or self._limits is not None
 
     def _why_none(self, role: Role, partner: str | None = None) -> str:
         stories = [

@@ -1,4 +1,4 @@
-"""Who this router is, and in which state: starting, ready, draining."""
+"""Who this router is, and in which state: starting, ready, unavailable, draining."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class RouterIdentity:
 
     def info(self, fleet: Fleet, servers: tuple[ServerInfo, ...]) -> ServerInfo:
         detail = fleet.why_not_usable()
-        state = "starting" if detail else "ready"
+        state = "ready"
+        if detail:
+            state = "unavailable" if fleet.was_usable else "starting"
         if self.is_draining:
             state, detail = "draining", "shutting down"
         return ServerInfo(

@@ -98,11 +98,22 @@ def _entry(info: ServerInfo, audit: LedgerAudit | None, address: str, error: str
         "model": info.model,
         "uptime_s": info.uptime_s,
         "ledger_entries": _sorted(audit.entries_by_state) if audit else None,
-        "blocks_by_state": _sorted(audit.blocks_by_state) if audit else None,
+        "blocks_by_state": _blocks(info, audit) if audit else None,
         "blocks_by_owner": _sorted(audit.blocks_by_owner) if audit else None,
         "holders": _holders(audit) if audit else None,
         "counters": _sorted(audit.counters) if audit else None,
     }
+
+
+def _blocks(info: ServerInfo, audit: LedgerAudit) -> dict[str, int]:
+    """An engine that is asleep has given its pool's memory back: nothing of it is free."""
+    is_asleep = info.state == "asleep"
+    return _sorted(
+        {
+            "released" if is_asleep and state == "free" else state: count
+            for state, count in audit.blocks_by_state.items()
+        }
+    )
 
 
 def _holders(audit: LedgerAudit) -> dict[str, list[str]]:

@@ -266,6 +266,14 @@ def test_a_server_that_still_starts_is_shown_with_what_it_waits_for(tmp_path: Pa
     assert json.loads(as_json.stdout)["servers"][0]["holders"] is None
 
 
+def test_blocks_of_a_sleeping_server_are_released_not_free() -> None:
+    """Bug: `baton status` showed `free:512` of a server that had given its memory back."""
+    info = ServerInfo(name="g0", role="generation", incarnation=0, version="1", state="asleep")
+    audit = LedgerAudit(entries_by_state={}, blocks_by_state={"free": 512, "live": 0})
+    (entry,) = make_picture(info, audit, "h:1")["servers"]
+    assert entry["blocks_by_state"] == {"live": 0, "released": 512}
+
+
 def test_an_engines_server_must_be_named_and_is_no_router() -> None:
     assert "The router" not in run("engine", "sleep", "--help").stdout
     done = run("engine", "sleep")

@@ -9,6 +9,7 @@ from protos.errors import DuplicateRequestError, OverloadedError, ServerUnavaila
 from protos.messages import KvLayout, Load, ModelInfo, ModelLimits, ServerInfo
 from router.admission import Admission
 from router.fleet import Fleet
+from router.identity import RouterIdentity
 from router.policies import Candidate, LeastLoaded, RoundRobin, create_policy
 from router.servers import Role, incompatibilities
 
@@ -112,6 +113,18 @@ def test_a_pair_that_does_not_fit_is_named_and_never_chosen(
         made.limits()
     assert part in str(caught.value)
     made.check()
+
+
+def test_a_router_that_lost_its_servers_is_not_starting() -> None:
+    """Bug: a router whose only server had died after hours of service said `starting`."""
+    router = RouterIdentity("r")
+    assert router.info(fleet(num_generation=0), ()).state == "starting"
+    made = fleet(num_generation=1)
+    assert router.info(made, ()).state == "ready"
+    made.server_down("g0", "connection refused")
+    lost = router.info(made, ())
+    assert lost.state == "unavailable"
+    assert "connection refused" in lost.detail
 
 
 def test_no_server_of_a_role_is_told_with_each_reason() -> None:
