@@ -274,6 +274,17 @@ def test_blocks_of_a_sleeping_server_are_released_not_free() -> None:
     assert entry["blocks_by_state"] == {"live": 0, "released": 512}
 
 
+def test_the_demo_takes_no_arguments_and_says_so() -> None:
+    """Bug: `scripts/demo --port 9000` ran for a minute as if nothing had been asked."""
+    script = Path(__file__).parents[2] / "scripts" / "demo"
+    done = subprocess.run([script, "--port", "9000"], capture_output=True, text=True, timeout=10)
+    assert done.returncode == 2
+    assert "unknown argument --port" in done.stderr
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=10)
+    assert done.returncode == 0
+    assert "usage: scripts/demo" in done.stdout
+
+
 def test_an_engines_server_must_be_named_and_is_no_router() -> None:
     assert "The router" not in run("engine", "sleep", "--help").stdout
     done = run("engine", "sleep")
