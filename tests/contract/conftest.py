@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
 
 from executor.executor import GenerationExecutor
 from tests.support import ray_cluster
-from tests.support.executor_baseline import nothing_left
-from tests.support.executor_forms import NAMES, NOT_RUN, Form, form_of
-from tests.support.executor_scripted import CONTRACT, CharTokenizer
+from tests.support.executor_baseline import SETTLE_S_MAX, nothing_left, nothing_more
+from tests.support.executor_forms import NAMES, NOT_RUN, Form, form_of, told_lines
+from tests.support.executor_scripted import CONTRACT, CharTokenizer, audited
 
 
 @pytest.fixture(scope="session")
@@ -29,14 +31,48 @@ def cluster() -> Iterator[Callable[[], str]]:
         yield address
 
 
+@dataclass(frozen=True)
+class Opened:
+    """`lines`: what its start told of the form and the launcher, and why."""
+
+    name: str
+    executor: GenerationExecutor
+    lines: tuple[str, ...]
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module", params=NAMES)
-async def executor(
+async def opened(
     request: pytest.FixtureRequest, cluster: Callable[[], str]
-) -> AsyncIterator[GenerationExecutor]:
+) -> AsyncIterator[Opened]:
     form = form_of(request.param, cluster)
     with nothing_left():
-        async with form.open(CONTRACT, tokenizer=CharTokenizer(), deadline_grace_s=1.0) as executor:
-            yield executor
+        async with contextlib.AsyncExitStack() as stack:
+            with told_lines() as lines:
+                opening = form.open(CONTRACT, tokenizer=CharTokenizer(), deadline_grace_s=1.0)
+                executor = await stack.enter_async_context(opening)
+            yield Opened(request.param, executor, tuple(lines))
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def executor(opened: Opened) -> AsyncIterator[GenerationExecutor]:
+    """Each test leaves the shared one as it found it: nothing live in any of its books, and no
+    more descriptors, threads, processes or files than before."""
+    async with nothing_more():
+        yield opened.executor
+        await books_are_empty(opened.executor)
+
+
+async def books_are_empty(executor: GenerationExecutor) -> None:
+    ends_at_s = asyncio.get_running_loop().time() + SETTLE_S_MAX
+    while True:  # a cancel may still be on its way
+        try:
+            await audited(executor)
+        except AssertionError:
+            if asyncio.get_running_loop().time() > ends_at_s:
+                raise
+            await asyncio.sleep(0.02)
+        else:
+            return
 
 
 @pytest.fixture(params=[name for name in NAMES if name != "ipc-post2"])

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,7 @@ from protos.errors import (
     RequestFailedError,
 )
 from protos.messages import FinishReason, RequestType, SamplingParams
+from tests.support.executor_forms import form_of
 from tests.support.executor_scripted import (
     CONTRACT,
     REFUSE,
@@ -35,6 +39,16 @@ from tests.support.executor_scripted import (
 )
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
+
+
+async def test_one_log_line_says_which_form_and_one_which_launcher(
+    opened: Any, cluster: Callable[[], str]
+) -> None:
+    """With the reason; a form whose world is another process's says nothing of a launcher."""
+    told = form_of(opened.name, cluster).told
+    assert told
+    for pattern, line in zip(told, opened.lines, strict=True):
+        assert re.fullmatch(pattern, line), line
 
 
 async def test_one_request_streams_its_tokens_and_ends_once(executor: GenerationExecutor) -> None:

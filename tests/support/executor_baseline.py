@@ -8,16 +8,18 @@ aside, but for what a world has started in it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import glob
 import os
 import secrets
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -131,6 +133,30 @@ def _unmapped(names: list[str]) -> list[str]:
         with contextlib.suppress(OSError):
             held += f"{os.readlink(path)}\n"
     return [name for name in names if name not in held and os.path.exists(name)]
+
+
+LAZY_THREADS = ("control",)
+"""Of an engine in this process: each starts when it is first needed, and ends with the engine."""
+
+
+@contextlib.asynccontextmanager
+async def nothing_more() -> AsyncIterator[None]:
+    """The same for a block on a loop, and an executor, that go on: what is settling there has its
+    turns."""
+    before, lazy = Baseline.take(), _num_lazy_threads()
+    yield
+    ends_at_s = time.monotonic() + SETTLE_S_MAX
+    while True:
+        spared = replace(before, num_threads=before.num_threads + _num_lazy_threads() - lazy)
+        excess = Baseline.take().excess_over(spared)
+        if not excess or time.monotonic() > ends_at_s:
+            break
+        await asyncio.sleep(0.02)
+    assert not excess, f"left behind: {excess}"
+
+
+def _num_lazy_threads() -> int:
+    return sum(thread.name in LAZY_THREADS for thread in threading.enumerate())
 
 
 @contextlib.contextmanager
