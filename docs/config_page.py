@@ -31,7 +31,8 @@ FILES: tuple[tuple[str, str, Struct], ...] = (
         "Context and generation servers",
         "`baton context --config FILE`, `baton generation --config FILE`; "
         "[context.yaml](../configs/context.yaml) and "
-        "[generation.yaml](../configs/generation.yaml) are examples.",
+        "[generation.yaml](../configs/generation.yaml) are examples; "
+        "[attached.yaml](../configs/attached.yaml) is one of a server whose engine is a worker's.",
         ServerConfig,
     ),
     (

@@ -93,7 +93,9 @@ class ExecutorConfig(ConfigStruct, frozen=True, kw_only=True):
     """auto: rpc where `rpc_address` is given, else ipc."""
     world: WorldConfig = WorldConfig()
     rpc_address: str = ""
-    """HOST:PORT of a worker world that `baton worker` has started."""
+    """HOST:PORT of a worker world that `baton worker` has started. Then of the engine's keys
+    only `model` (for its tokenizer), `default_deadline_s`, `health` and `executor` are this
+    process's; the others are the worker's. Not together with `frontends` over 1."""
     ray_address: str = ""
     """The Ray cluster to join; empty: one on this host, started and stopped with us."""
     postprocess_workers: Annotated[int, Meta(ge=0, le=64)] = 0
@@ -132,7 +134,8 @@ class ExecutorConfig(ConfigStruct, frozen=True, kw_only=True):
 
 
 class ScriptedConfig(ConfigStruct, frozen=True, kw_only=True):
-    """The scripted engine: deterministic tokens without a model, for tests and drills.
+    """The scripted engine: tokens without a model, for tests and drills; the same for the same
+    prompt and `seed` (a request without one is given one at random).
 
     The `*_token_id` drills happen to a request whose prompt ends with that id;
     -1 is off.
@@ -167,11 +170,12 @@ class ScriptedConfig(ConfigStruct, frozen=True, kw_only=True):
 
 class EngineConfig(ConfigStruct, frozen=True, kw_only=True):
     model: str = ""
-    """A Hugging Face folder or a GGUF file."""
+    """A Hugging Face folder or a GGUF file. With `executor.rpc_address` the worker's model, for its
+    tokenizer alone; empty there: prompts as token ids only."""
     served_model_name: str = ""
     """The name clients ask for; empty: the folder's or file's name."""
     engine: Literal["torch", "scripted"] = "torch"
-    """scripted needs no model: see `scripted`."""
+    """scripted needs no model: see `scripted`. Its tokens are the same for the same `seed`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights, the computation and the KV."""
     device: str = "cpu"

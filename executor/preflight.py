@@ -11,7 +11,9 @@ from pathlib import Path
 from common.text.tokenizer import Tokenizer, load_tokenizer
 from executor.config import EngineConfig
 from executor.engine.models.config import load_model_config
+from executor.engine.scripted_model import ARCHITECTURE
 from protos.errors import ConfigError
+from protos.messages import ModelInfo
 
 OPEN_FILES_MIN = 256
 FREE_FILES_MIN = 64
@@ -52,6 +54,17 @@ def check_open_files() -> None:
             value=num_open,
             limit=soft - FREE_FILES_MIN,
         )
+
+
+def why_no_text(config: EngineConfig, model: ModelInfo) -> str:
+    """What to say where an engine elsewhere has a model and this process no tokenizer for it."""
+    if not config.executor.rpc_address or config.model or model.architecture == ARCHITECTURE:
+        return ""
+    return (
+        "engine.model is not set, so this server takes token ids and refuses text and chat: set it "
+        f"to a folder or GGUF file of the worker's model, {model.limits.model!r}, for its "
+        "tokenizer; the weights stay with the worker"
+    )
 
 
 def load_own_tokenizer(config: EngineConfig) -> Tokenizer | None:

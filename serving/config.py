@@ -30,7 +30,8 @@ class ServerConfig(ConfigStruct, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     frontends: Annotated[int, Meta(ge=1, le=FRONTENDS_MAX)] = 1
     """Processes that serve gRPC on one port and share the engine; each has metrics of its own,
-    from `metrics_listen` upwards."""
+    from `metrics_listen` upwards. Over 1 not together with `engine.executor.rpc_address`: start
+    several servers instead."""
     shutdown_grace_s: Annotated[float, Meta(ge=0, le=600)] = 0.5
     """How long open streams may go on after SIGTERM."""
     max_open_requests: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096

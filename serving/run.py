@@ -40,7 +40,7 @@ from common.security import load_secret
 from executor.attach.point import rpc_point
 from executor.executor import GenerationExecutor
 from executor.ipc import sweep_folders
-from executor.preflight import check_model, load_own_tokenizer
+from executor.preflight import check_model, load_own_tokenizer, why_no_text
 from executor.world.outer import refuse_bare_command
 from protos.errors import BatonError, ConfigError, EngineDeadError, ServerUnavailableError
 from serving.config import ServerConfig
@@ -248,6 +248,9 @@ class ServerProcess:
             tokenizer=tokenizer,
             point=self._point,
         )
+        why = why_no_text(config, executor.identity.model_info)
+        if why:
+            self._log.warning("no text", why=why)
         return Serving(executor=executor, tokenizer=tokenizer)
 
     def _on_progress(self, what: str) -> None:

@@ -75,7 +75,7 @@ def worker(config: Path, listen: str | None, log_level: str | None) -> None:
 
     \b
     Examples:
-      baton worker --config configs/worker.yaml --listen 10.0.0.5:8201
+      baton worker --config configs/worker.yaml --listen 10.0.0.5:8301
       mpirun -n 2 python -m executor.world.under_mpi baton worker --config worker.yaml
     """
     _run("executor.attach.worker_server", config, log_level, listen=listen)

@@ -48,7 +48,7 @@ def rpc_point(config: EngineConfig, secret: ClusterSecret) -> AttachPoint | None
     if port == 0 or host.strip("[]") in WILDCARDS:
         raise ConfigError(
             f"engine.executor.rpc_address is {address!r}; it must be where a `baton worker` "
-            "listens, such as 10.0.0.5:8201",
+            "listens, such as 10.0.0.5:8301",
             field="engine.executor.rpc_address",
             value=address,
             limit="HOST:PORT of one host",

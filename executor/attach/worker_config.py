@@ -16,8 +16,9 @@ from executor.placement import check_engine_here, engine_here
 class WorkerConfig(ConfigStruct, frozen=True, kw_only=True):
     name: str = "worker-0"
     """Tells this worker from others in logs."""
-    listen: str = "127.0.0.1:8201"
-    """HOST:PORT where frontends attach; port 0 picks a free one."""
+    listen: str = "127.0.0.1:8301"
+    """HOST:PORT where servers attach (`engine.executor.rpc_address` in their files); port 0 picks
+    a free one."""
     secret_file: str
     """The cluster secret, the same on every host, mode 0600."""
     engine: EngineConfig = EngineConfig()

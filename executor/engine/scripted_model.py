@@ -20,6 +20,8 @@ from protos.messages import KvLayout, ModelInfo, ModelLimits, RequestType
 
 ADDRESS = b"scripted"
 TRANSPORT = "scripted"
+ARCHITECTURE = "scripted"
+"""What a model of ours says that has none, and so no text."""
 
 
 def scripted_token(digest: bytes, seed: int, position: int, vocab_size: int) -> int:
@@ -58,7 +60,7 @@ def scripted_identity(config: EngineConfig) -> EngineIdentity:
     return EngineIdentity(
         incarnation=secrets.randbits(63),
         model_info=ModelInfo(
-            limits=limits, dtype=config.dtype, num_parameters=0, architecture="scripted"
+            limits=limits, dtype=config.dtype, num_parameters=0, architecture=ARCHITECTURE
         ),
         layout=KvLayout(
             dtype=config.dtype,

@@ -55,6 +55,7 @@ def router(config: ClusterConfig) -> ProcessPlan:
         ("router", RouterConfig),
         ("context", ContextServerConfig),
         ("generation", GenerationServerConfig),
+        ("attached", GenerationServerConfig),
         ("worker", WorkerConfig),
     ],
 )

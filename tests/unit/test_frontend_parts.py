@@ -13,8 +13,10 @@ from common.security import ClusterSecret
 from executor.attach.keys import AttachKeys
 from executor.attach.point import AttachPoint, rpc_point
 from executor.config import EngineConfig, ExecutorConfig
+from executor.preflight import why_no_text
 from generation_server.config import GenerationServerConfig
 from protos.errors import ConfigError, EngineDeadError
+from protos.messages import ModelInfo, ModelLimits
 from serving.front import FrontOrders, pack_orders, read_orders
 from serving.restarts import DELAY_S_MAX, GOOD_LIFE_S, Restarts
 
@@ -97,3 +99,22 @@ def test_an_rpc_point_has_the_signing_key_first() -> None:
     assert point.keys.first_id == "new"
     assert len(set(point.keys.keys.values()) | {b"n" * 16}) == 3
     assert rpc_point(EngineConfig(), ClusterSecret({"k": b"k" * 16})) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "architecture", "is_told"),
+    [
+        ({"executor": {"rpc_address": "h:1"}}, "llama", True),
+        ({"executor": {"rpc_address": "h:1"}, "model": "/m"}, "llama", False),
+        ({"executor": {"rpc_address": "h:1"}}, "scripted", False),
+        ({}, "llama", False),
+    ],
+)
+def test_an_attached_server_without_a_tokenizer_is_told(
+    engine: dict[str, object], architecture: str, is_told: bool
+) -> None:
+    """Bug: it came up as ready, and refused every text, with no word in its log of why."""
+    limits = ModelLimits(model="smollm2", vocab_size=9, max_prompt_tokens=9, max_total_tokens=9)
+    model = ModelInfo(limits=limits, dtype="float32", num_parameters=1, architecture=architecture)
+    why = why_no_text(msgspec.convert(engine, EngineConfig), model)
+    assert ("engine.model" in why and "'smollm2'" in why) == is_told
