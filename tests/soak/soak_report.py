@@ -16,6 +16,17 @@ COLUMNS = (
     "| violations"
 )
 
+TERMS = (
+    "The forms are those of [engines.md](engines.md), with numbers: `post2` has two postprocess "
+    "workers, `spawn2` and `mpi2` two ranks by that launcher, `attach3` three frontends on one "
+    "engine, `rpc` one server on a worker. A *deed* is what was done to a process: `rank` runs the "
+    "engine, `post` is a postprocess worker, `front` a frontend, `owner` the process that started "
+    "the ranks, `helper` what stands between (mpiexec, Ray's driver and actors), `loop` the engine "
+    "from within (crash: it raises; exit: its process is gone). `kill` and `term` are the signals, "
+    "`pause` is a stop that ends in time, `stop` one that does not. *Turned away* was refused at "
+    "once, before anything ran."
+)
+
 
 @dataclass
 class Tally:
@@ -97,6 +108,8 @@ class Report:
             f"Python {platform.python_version()}",
             f"- property machines, examples: {_counts(self.examples)}",
             f"- violations: {len(self.violations)}",
+            "",
+            TERMS,
             "",
             f"| {head} |",
             "|" + " --- |" * len(COLUMNS.split(" | ")),
