@@ -41,7 +41,7 @@ def load_mpi() -> Any:
         from mpi4py import MPI
     except Exception as error:  # no library, or one that does not start here
         raise ConfigError(
-            f"MPI cannot be loaded: {error}; run: pip install 'baton-serve[mpi]'",
+            f"MPI cannot be loaded: {error}; run: pip install -e '.[mpi]' in Baton's folder",
             field="world.launcher",
         ) from None
     return MPI

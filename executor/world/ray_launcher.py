@@ -82,7 +82,7 @@ class RayLauncher(Launcher):
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
                 "executor.form ray needs Ray, which is not installed: it comes with the extra "
-                "[ray], as in pip install 'baton-serve[ray]'",
+                "[ray]: pip install -e '.[ray]' in Baton's folder",
                 field="executor.form",
                 value="ray",
                 limit="an installed ray",

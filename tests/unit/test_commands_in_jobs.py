@@ -36,7 +36,7 @@ def test_a_missing_mpi4py_is_one_line_of_the_job(rank: str, num_lines: int) -> N
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == num_lines, done.stderr
-    assert ("pip install 'baton-serve[mpi]'" in done.stderr) is (num_lines == 1)
+    assert ("pip install -e '.[mpi]'" in done.stderr) is (num_lines == 1)
 
 
 @pytest.fixture
