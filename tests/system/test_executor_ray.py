@@ -29,6 +29,7 @@ from tests.support.processes import command_of
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[2]
 TIMES_ALLOWED = 5
+NUM_PENDING = 1000
 UCX = {"tls": "tcp,self,posix,cma", "net_devices": ""}
 SLOW = config(step_ms=1.0, num_blocks=20_000)
 
@@ -61,7 +62,7 @@ def process_named(word: str, root: int | None = None) -> psutil.Process:
 
 async def assert_dies(executor: GenerationExecutor, kill: Callable[[], None]) -> None:
     """All that is pending ends with the world, in time."""
-    results = [executor.submit(request(f"r{i}", max_tokens=5000)) for i in range(20)]
+    results = [executor.submit(request(f"r{i}", max_tokens=5000)) for i in range(NUM_PENDING)]
     await anext(results[0])
     kill()
     async with asyncio.timeout(TIMES_ALLOWED * 1.0):
