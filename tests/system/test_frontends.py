@@ -181,13 +181,15 @@ def test_a_stopped_frontend_holds_nobody_up_and_is_replaced(serve: Serve) -> Non
 
 @pytest.mark.parametrize("who", ["launcher", "worker"])
 def test_the_death_of_the_launcher_or_the_engine_ends_all(who: str, serve: Serve) -> None:
+    """With 1,000 requests pending."""
     server = serve("--frontends", "3")
     channels = server.reach_all()
     streams = [
-        Streams(channel, str(pid), 100, max_tokens=5000) for pid, channel in channels.items()
+        Streams(channel, str(pid), NUM_STREAMS // 3 + 1, max_tokens=5000)
+        for pid, channel in channels.items()
     ]
     (_, channel), *_ = channels.items()
-    wait_until(lambda: server.ledger(channel).counters["worker_registered"] >= 300)
+    wait_until(lambda: server.ledger(channel).counters["worker_registered"] >= NUM_STREAMS)
     server.look()
     if who == "launcher":
         server.process.kill()
