@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -162,7 +162,6 @@ class Rig:
     proxy: Any = None
     bound_s: float = 0.0
     """From the moment in which the death is seen to the answers, as the link states it."""
-    made: list[Any] = field(default_factory=list)
 
     @property
     def sender(self) -> OpenSender:
@@ -263,8 +262,9 @@ def opened(name: str) -> Iterator[Rig]:
         try:
             _build(rig, name, folder, kill)
             yield rig
-            rig.run(rig.proxy.shutdown())
         finally:
+            if rig.proxy is not None:  # a socket that is left open would hang the interpreter
+                rig.run(rig.proxy.shutdown())
             loop.end()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, signal.SIGKILL)
