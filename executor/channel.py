@@ -157,8 +157,8 @@ class ProxyChannel:
         if self._is_closed:
             return
         self._is_closed = True
-        self.requests.close()
         self._dispatcher.stop()
+        self.requests.close()
         self._context.term()
         self._remove_files()
 

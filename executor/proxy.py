@@ -306,9 +306,22 @@ class Proxy(GenerationExecutor):
 
     def on_dead(self, error: EngineDeadError) -> None:
         """Everything open hears of it now."""
-        self._requests.fail_all(error, cancel=False)
-        self._calls.fail_all(error)
-        self._subscriptions.fail_all(error)
+        self._end_open(error, cancel=False)
+
+    def _end_open(self, error: ServerUnavailableError, *, cancel: bool) -> None:
+        """It never raises: a defect in one keeps neither the others nor a link's end waiting. It
+        is told as any other that nobody catches."""
+        tells: list[Callable[[], None]] = [
+            lambda: self._requests.fail_all(error, cancel=cancel),
+            lambda: self._calls.fail_all(error),
+            lambda: self._subscriptions.fail_all(error),
+        ]
+        for tell in tells:
+            try:
+                tell()
+            except Exception as defect:
+                what = f"{self._link.name}: not all that was open hears of its end"
+                self._loop.call_exception_handler({"message": what, "exception": defect})
 
     def _tick(self) -> None:
         """The next one first: deadlines and the watch must outlive whatever this one meets."""
@@ -378,9 +391,7 @@ class Proxy(GenerationExecutor):
             return
         self._is_closing = True
         error = ServerUnavailableError("the engine is shutting down")
-        self._requests.fail_all(error, cancel=not self._link.dead.done())
-        self._calls.fail_all(error)
-        self._subscriptions.fail_all(error)
+        self._end_open(error, cancel=not self._link.dead.done())
 
     async def shutdown(self) -> None:
         if self._shutdown is None:
@@ -390,10 +401,7 @@ class Proxy(GenerationExecutor):
     async def _shut_down(self) -> None:
         """Every part is ended, also behind one that fails to; it never raises."""
         is_well = self._trouble is None and not self._link.dead.done()
-        try:
-            self._close_intake()
-        except Exception:
-            logger.exception("%s: what was open could not be told of the end", self._link.name)
+        self._close_intake()
         try:
             for leak in await self._link.stop(is_well=is_well):
                 logger.error("%s: left behind: %s", self._link.name, leak)
