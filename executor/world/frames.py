@@ -145,6 +145,11 @@ class RankDealer(Generic[T]):
         self._prefix = rank.to_bytes(RANK_BYTES, "little")
         self._sealer = FrameSealer(key, _label(link, rank, "up"))
         self.opener: FrameOpener[T] = FrameOpener(key, _label(link, rank, "down"), union)
+        self._num_strange = 0
+
+    @property
+    def num_bad(self) -> int:
+        return self._num_strange + self.opener.num_bad
 
     def send(self, message: object) -> bool:
         """False where the queue is full; nothing was sent then."""
@@ -161,10 +166,16 @@ class RankDealer(Generic[T]):
                 parts = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            message = self.opener.open(parts[0]) if len(parts) == 1 else None
+            message = self._open(parts)
             if message is not None:
                 messages.append(message)
         return messages
+
+    def _open(self, parts: list[bytes]) -> T | None:
+        if len(parts) != 1:
+            self._num_strange += 1
+            return None
+        return self.opener.open(parts[0])
 
 
 def _label(link: str, rank: int, way: str) -> bytes:

@@ -52,6 +52,10 @@ class RankLink(threading.Thread, Generic[T]):
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._is_closing = False
 
+    @property
+    def num_bad_frames(self) -> int:
+        return self._dealer.num_bad
+
     # --- from any thread ------------------------------------------------------
 
     def say(self, message: object) -> bool:
@@ -104,6 +108,10 @@ class RankLink(threading.Thread, Generic[T]):
             self._send_queue()
             self._hear()
         self._send_queue()
+        if self._dealer.num_bad:
+            logger.warning(
+                "%s: %d frames were not ours, and dropped", self.name, self._dealer.num_bad
+            )
         self._dealer.socket.close()
         os.close(self._wake_fd)
 
