@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
 
-from executor.config import EngineConfig, TransferConfig
-from executor.engine.control import Method
 from executor.engine.seam import EngineRequest
 from executor.packing import body_bytes_max
 from executor.world.collective import LINK, FromMember, Join
-from executor.world.frames import RankDealer, SocketBounds, open_dealer
-from executor.world.leader import Leader
+from executor.world.frames import RankDealer, open_dealer
 from executor.world.member import Member
 from executor.world.messages import HelloAck
-from executor.world.orders import Orders, ProcessName, RankBounds
 from protos.errors import EngineDeadError, from_data
 from protos.messages import RequestType, SamplingParams
+from tests.support.led_members import BOUNDS, BYTES_MAX, KEY, SOCKETS, led, orders
 
-KEY = bytes(range(32))
-BYTES_MAX = 1 << 20
-SOCKETS = SocketBounds(64, BYTES_MAX)
-BOUNDS = RankBounds(
-    heartbeat_s=0.05,
-    owner_silence_s_max=5.0,
-    hello_s_max=5.0,
-    leave_s_max=5.0,
-    queue_messages_max=64,
-    message_bytes_max=BYTES_MAX,
-    tombstones_max=16,
-)
 REQUEST = EngineRequest(
     request_id=1,
     request_type=RequestType.CONTEXT_AND_GENERATION,
@@ -43,56 +25,6 @@ REQUEST = EngineRequest(
     sampling=SamplingParams(max_tokens=1, seed=1),
     deadline_s=1.0,
 )
-
-
-def orders(rank: int, num_ranks: int) -> Orders:
-    return Orders(
-        config=EngineConfig(engine="scripted", transfer=TransferConfig(transport="inproc")),
-        name="test",
-        rank=rank,
-        num_ranks=num_ranks,
-        key=KEY,
-        status_endpoint="",
-        leader_endpoint="",
-        owner=ProcessName.own(),
-        bounds=BOUNDS,
-    )
-
-
-@contextlib.contextmanager
-def led(endpoint: str, num_ranks: int, *, members: int) -> Iterator[Leader]:
-    """`members` of the `num_ranks - 1` really run."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    leader = Leader(context, endpoint, key=KEY, num_ranks=num_ranks, bounds=SOCKETS)
-    leader.start()
-    ack = HelloAck(leader.endpoint, leader.curve_key)
-    joined = [Member(orders(i + 1, num_ranks), context, SOCKETS, ack) for i in range(members)]
-    is_ready = threading.Barrier(members + 1)
-    threads = [threading.Thread(target=run, args=(member, is_ready)) for member in joined]
-    for thread in threads:
-        thread.start()
-    try:
-        is_ready.wait(5.0)
-        yield leader
-    finally:
-        leader.stop_members()
-        for thread in threads:
-            thread.join(5.0)
-        leader.close()
-        context.term()
-        assert not any(thread.is_alive() for thread in (*threads, leader))
-
-
-def run(member: Member, is_ready: threading.Barrier) -> None:
-    member.join()
-    member.load()
-    member._methods |= {
-        "large": Method("large", lambda: "x" * BYTES_MAX),
-        "strange": Method("strange", object),
-    }
-    is_ready.wait(5.0)
-    assert member.serve()
-    member.close()
 
 
 @pytest.fixture(params=["ipc", "tcp"])
