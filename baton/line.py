@@ -21,7 +21,7 @@ from collections.abc import Callable
 from executor.home import Home
 from executor.request import ExecutorRequest
 from executor.result import GenerationResult
-from protos.errors import BatonError, InternalError, RequestCancelledError, Severity
+from protos.errors import BatonError, InternalError, RequestCancelledError, Severity, describe
 
 logger = logging.getLogger(__name__)
 RETRY_S = 0.1
@@ -76,7 +76,7 @@ class Entry:
             self.result.fail(error)
         except Exception as error:
             logger.exception("submitting %r failed", self.request.external_id)
-            self.result.fail(InternalError(f"submitting failed: {type(error).__name__}: {error}"))
+            self.result.fail(InternalError(f"submitting failed: {describe(error)}"))
         else:
             self._inner.pass_on_to(self.result)
             return Opened.YES

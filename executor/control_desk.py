@@ -40,6 +40,7 @@ from protos.errors import (
     OverloadedError,
     RequestFailedError,
     Severity,
+    describe,
 )
 
 logger = logging.getLogger(__name__)
@@ -237,4 +238,4 @@ def _as_failure(method: str, error: Exception) -> BatonError:
     if isinstance(error, BatonError):
         return error
     logger.exception("the control call %s failed", method)
-    return RequestFailedError(f"{method} failed: {type(error).__name__}: {error}")
+    return RequestFailedError(f"{method} failed: {describe(error)}")

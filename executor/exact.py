@@ -16,7 +16,7 @@ import numpy as np
 
 from protos.checks import check_text
 from protos.checks import invalid as refusal
-from protos.errors import InvalidRequestError, shorten
+from protos.errors import InvalidRequestError, shorten, text_of
 from protos.messages import ContextPhaseParams, DisaggRequestId, RequestType, SamplingParams
 
 UINT32_MAX: Final = (1 << 32) - 1
@@ -133,7 +133,7 @@ def context_params(value: object) -> ContextPhaseParams:
         exact = _PARAMS.decode(_ENCODER.encode(value))
     except Exception as error:
         raise InvalidRequestError(
-            f"{field} has a value that is not of its declared type: {error}", field=field
+            f"{field} has a value that is not of its declared type: {text_of(error)}", field=field
         ) from None
     disagg_id(exact.disagg_request_id)
     return exact
@@ -146,7 +146,7 @@ def arguments(method: str, value: dict[str, Any]) -> bytes:
         _ARGUMENTS.decode(packed)
     except Exception as error:  # also of an object's own making, or nested too deep
         raise InvalidRequestError(
-            f"{shorten(method)}: its arguments are not plain data: {error}",
+            f"{shorten(method)}: its arguments are not plain data: {text_of(error)}",
             field="arguments",
             value=type(error).__name__,
             limit="plain data: null, booleans, numbers, text, bytes, lists and dictionaries",

@@ -7,13 +7,13 @@ import sys
 
 import msgspec
 
-from protos.errors import BatonError, ErrorData, InternalError, Severity
+from protos.errors import BatonError, ErrorData, InternalError, Severity, describe
 
 
 def last_words(error: BaseException) -> ErrorData:
     """Whatever its kind, an error that left the loop or the load is no single request's."""
     if not isinstance(error, BatonError):
-        error = InternalError(f"{type(error).__name__}: {error}")
+        error = InternalError(describe(error))
     return msgspec.structs.replace(error.to_data(), severity=Severity.ENGINE)
 
 

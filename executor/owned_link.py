@@ -22,7 +22,7 @@ from executor.link import Link, LinkUser
 from executor.world.frames import own_address
 from executor.world.launch import Launcher, create_launcher
 from executor.world.world import World
-from protos.errors import EngineDeadError, ErrorData
+from protos.errors import EngineDeadError, ErrorData, describe
 
 CONNECT_S_MAX = 1.0
 CONNECT_POLL_S = 0.02
@@ -124,7 +124,7 @@ class OwnedLink(Link):
         """The world hears it too, and acks it."""
 
     def _on_crash(self, error: Exception) -> None:
-        self.declare_dead(f"reading its results failed: {type(error).__name__}: {error}")
+        self.declare_dead(f"reading its results failed: {describe(error)}")
 
     # --- death ----------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from executor.messages import (
     ToProxy,
     ToWorker,
 )
-from protos.errors import InvalidRequestError, RequestFailedError
+from protos.errors import InvalidRequestError, RequestFailedError, describe, text_of
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _MIB: Final = 1 << 20
@@ -51,7 +51,7 @@ class Packer:
         except Exception as error:  # msgspec's own kinds, and whatever a strange object raises
             field = _first(message, _cannot_be_encoded)
             raise InvalidRequestError(
-                f"{field} cannot be sent to the engine: {error}",
+                f"{field} cannot be sent to the engine: {text_of(error)}",
                 field=field,
                 value=type(error).__name__,
                 limit="plain data of the declared type",
@@ -75,7 +75,7 @@ def packed_answers(message: ToProxy, bytes_max: int) -> list[msgspec.Raw]:
         body = _ENCODER.encode(message)
         problem = f"it has {len(body)} bytes, and a message may have {bytes_max}"
     except Exception as error:
-        body, problem = b"", f"it cannot be encoded: {type(error).__name__}: {error}"
+        body, problem = b"", f"it cannot be encoded: {describe(error)}"
     if body and len(body) <= bytes_max:
         return [msgspec.Raw(body)]
     match message:

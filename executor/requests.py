@@ -31,6 +31,7 @@ from protos.errors import (
     OverloadedError,
     RequestCancelledError,
     RequestFailedError,
+    describe,
     from_data,
 )
 
@@ -275,7 +276,7 @@ class LiveRequests:
     def _end_after_defect(
         self, live: _Live, client_id: int, error: Exception, *, is_end: bool
     ) -> None:
-        failure = RequestFailedError(f"postprocessing failed: {type(error).__name__}: {error}")
+        failure = RequestFailedError(f"postprocessing failed: {describe(error)}")
         if is_end:  # the ledger has its end already
             self._drop(client_id)
             live.result.fail(failure)

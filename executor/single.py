@@ -34,7 +34,7 @@ from executor.local_lane import InboxSender, LocalAnswers
 from executor.messages import Died, Stop, ToProxy
 from executor.request_queue import RequestQueue
 from executor.worker import Heart, Worker
-from protos.errors import ConfigError
+from protos.errors import ConfigError, describe
 
 logger = logging.getLogger(__name__)
 LINES_IN_MESSAGE_MAX = 8
@@ -180,7 +180,7 @@ class ThreadLink(Link):
 
     def _on_crash(self, error: Exception) -> None:
         logger.error("handling the results crashed", exc_info=error)
-        self.declare_dead(f"handling its results failed: {type(error).__name__}: {error}")
+        self.declare_dead(f"handling its results failed: {describe(error)}")
 
     def _tell_end(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more

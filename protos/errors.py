@@ -37,6 +37,9 @@ from typing import ClassVar
 
 import msgspec
 
+TEXT_LENGTH_MAX = 4000
+"""Of a foreign exception's text in a message of ours."""
+
 
 class Fault(enum.StrEnum):
     """Who has to change something for the next try to succeed."""
@@ -249,6 +252,23 @@ def from_data(data: ErrorData) -> BatonError:
 def _sendable(text: str) -> str:
     """Lone surrogates, as in a path that is no UTF-8, cannot be encoded: told by their numbers."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def describe(error: BaseException) -> str:
+    """A foreign exception as a message of ours may tell it: its type and its text."""
+    text, kind = text_of(error), type(error).__name__
+    return f"{kind}: {text}" if text else kind
+
+
+def text_of(error: BaseException) -> str:
+    """Its own text, bounded; empty where it has none, or asking for it raises, since that is
+    a stranger's code too: the fault that is being told must not become a second one."""
+    try:
+        return shorten(str(error), TEXT_LENGTH_MAX)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return ""
 
 
 def shorten(value: object, length_max: int = 80) -> str:

@@ -18,7 +18,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from protos.errors import ConfigError, InvalidRequestError, shorten
+from protos.errors import ConfigError, InvalidRequestError, shorten, text_of
 from protos.messages import ChatMessage
 
 
@@ -50,7 +50,7 @@ class ChatTemplate:
             )
         except Exception as error:  # a template is a program: it may raise anything
             raise InvalidRequestError(
-                f"the model's chat template refuses these messages: {shorten(str(error), 200)}",
+                f"the model's chat template refuses these messages: {shorten(text_of(error), 200)}",
                 field="messages",
             ) from error
 

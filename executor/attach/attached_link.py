@@ -34,7 +34,7 @@ from executor.config import EngineConfig
 from executor.limits import BEATS_PER_SILENCE, ExecutorLimits
 from executor.link import Link, LinkUser
 from executor.messages import Beat, ToProxy
-from protos.errors import ConfigError
+from protos.errors import ConfigError, describe
 
 logger = logging.getLogger(__name__)
 CONNECT_POLL_S = 0.02
@@ -192,7 +192,7 @@ class AttachedLink(Link):
             )
 
     def _on_crash(self, error: Exception) -> None:
-        self.declare_dead(f"reading its results failed: {type(error).__name__}: {error}")
+        self.declare_dead(f"reading its results failed: {describe(error)}")
 
     def describe_death(self) -> list[str]:
         if self._caller.world_ended:

@@ -42,7 +42,7 @@ from executor.ipc import PrivateDirectory
 from executor.lane import LaneSpec
 from executor.limits import ExecutorLimits
 from executor.world.orders import ProcessName
-from protos.errors import BatonError, ConfigError, InternalError
+from protos.errors import BatonError, ConfigError, InternalError, describe
 
 logger = logging.getLogger(__name__)
 STRANGER_AGAIN_S = 30.0
@@ -248,7 +248,7 @@ class Broker:
             self._feed(events.LaneRefused(frontend_id, error.to_data()))
         except Exception as error:
             logger.exception("the lane of frontend %d could not be opened", frontend_id)
-            said = InternalError(f"{type(error).__name__}: {error}")
+            said = InternalError(describe(error))
             self._feed(events.LaneRefused(frontend_id, said.to_data()))
         finally:
             del self._opening[frontend_id]

@@ -11,7 +11,7 @@ from executor.engine.handoff import KvMover
 from executor.engine.profiles import Tracer
 from executor.engine.runner_seam import Runner
 from executor.engine.scheduler import Scheduler
-from protos.errors import InternalError, Severity, UnsupportedError
+from protos.errors import InternalError, Severity, UnsupportedError, describe
 
 
 class CoreControl(ControlBase):
@@ -48,7 +48,7 @@ class CoreControl(ControlBase):
             self._runner.release()
         except Exception as error:  # half of it is gone: neither awake nor asleep
             raise InternalError(
-                f"falling asleep failed half-way: {type(error).__name__}: {error}",
+                f"falling asleep failed half-way: {describe(error)}",
                 severity=Severity.ENGINE,
             ) from error
         self._is_asleep = True

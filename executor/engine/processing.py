@@ -11,7 +11,7 @@ import torch
 
 from executor.engine.local import Logits, LogitsProcessor
 from executor.engine.sequence import Sequence
-from protos.errors import RequestFailedError
+from protos.errors import RequestFailedError, describe
 
 FIELD = "logits_processor"
 
@@ -33,10 +33,10 @@ def _apply(sequence: Sequence, logits_v: torch.Tensor) -> RequestFailedError | N
         return None
     try:
         changed = _called(processor, sequence, logits_v)
-    except Exception as error:
-        return RequestFailedError(
-            f"the logits processor failed: {type(error).__name__}: {error}", field=FIELD
-        )
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: this thread is not the caller's to end
+        return RequestFailedError(f"the logits processor failed: {describe(error)}", field=FIELD)
     logits_v.copy_(torch.from_numpy(changed))
     return None
 

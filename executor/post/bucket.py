@@ -24,7 +24,7 @@ from executor.post.watch import RestartBudget
 from executor.post.window import BucketWindow
 from executor.post.worker import PostWorker
 from executor.postprocess import TextParams
-from protos.errors import ConfigError, ErrorData
+from protos.errors import ConfigError, ErrorData, describe
 
 logger = logging.getLogger(__name__)
 LINES_IN_LOG_MAX = 8
@@ -180,7 +180,7 @@ class PostBucket:
 
     def _on_crash(self, incarnation: int, error: Exception) -> None:
         if incarnation == self.life.incarnation:
-            self.give_up(f"handling its answers failed: {type(error).__name__}: {error}")
+            self.give_up(f"handling its answers failed: {describe(error)}")
 
     def _die(self, cause: str) -> None:
         what_next = self.life.on_death(cause, self._loop.time())

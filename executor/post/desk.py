@@ -23,7 +23,7 @@ from executor.post.messages import (
     unpack_outputs,
 )
 from executor.postprocess import Postprocessor
-from protos.errors import ErrorData, RequestFailedError, shorten
+from protos.errors import ErrorData, RequestFailedError, describe, shorten
 
 WORDS_LENGTH_MAX = 500
 
@@ -113,7 +113,7 @@ class _Draft:
         self.num_dropped = 0
 
     def fail(self, client_id: int, error: Exception) -> None:
-        message = f"postprocessing failed: {type(error).__name__}: {error}"
+        message = f"postprocessing failed: {describe(error)}"
         message = shorten(message, WORDS_LENGTH_MAX)
         self.failed.append((client_id, RequestFailedError(message).to_data()))
 

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from executor.post.messages import Answer, lease_of
-from protos.errors import RequestFailedError
+from protos.errors import RequestFailedError, describe
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
@@ -22,7 +22,7 @@ def packed_answers(answer: Answer, bytes_max: int) -> list[msgspec.Raw]:
         body = _ENCODER.encode(answer)
         problem = f"it has {len(body)} bytes, and a message may have {bytes_max}"
     except Exception as error:
-        body, problem = b"", f"it cannot be encoded: {type(error).__name__}: {error}"
+        body, problem = b"", f"it cannot be encoded: {describe(error)}"
     if body and len(body) <= bytes_max:
         return [msgspec.Raw(body)]
     parts = _parts(answer, f"the text cannot be sent: {problem}", bytes_max)

@@ -8,7 +8,7 @@ import msgspec
 
 from executor.engine.control import Deferred, Method, call_method
 from executor.engine.seam import EngineRequest
-from protos.errors import BatonError, ErrorData, InternalError, RequestFailedError
+from protos.errors import BatonError, ErrorData, InternalError, RequestFailedError, describe
 
 LINK = "leader"
 
@@ -75,7 +75,7 @@ def packed(message: object, field: str, method: str, bytes_max: int) -> msgspec.
         body = msgspec.msgpack.encode(message)
         problem = f"it has {len(body)} bytes, and a message may have {bytes_max}"
     except Exception as error:  # msgspec's own kinds, and whatever a strange object raises
-        body, problem = b"", f"it cannot be encoded: {type(error).__name__}: {error}"
+        body, problem = b"", f"it cannot be encoded: {describe(error)}"
     if body and len(body) <= bytes_max:
         return msgspec.Raw(body)
     raise RequestFailedError(
@@ -102,5 +102,5 @@ def answer(call_id: int, methods: dict[str, Method], call: MemberCall) -> Answer
     except BatonError as error:
         return Answer(call_id, error=error.to_data())
     except Exception as error:
-        wrapped = InternalError(f"{call.method}: {type(error).__name__}: {error}")
+        wrapped = InternalError(f"{call.method}: {describe(error)}")
         return Answer(call_id, error=wrapped.to_data())

@@ -34,7 +34,7 @@ from executor.world.ray_messages import (
     Refused,
     read_driver_orders,
 )
-from protos.errors import ConfigError
+from protos.errors import ConfigError, text_of
 
 RANK_MODULE = "executor.world.ray_rank"
 OBJECT_STORE_BYTES = 80 << 20
@@ -170,7 +170,7 @@ def _kind(rank: int, num_ranks: int) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -10,9 +11,15 @@ from executor.engine.seam import EngineFinish, EngineOutput
 from executor.ledger import State
 from executor.messages import Cancel, Release, Submit, ToWorker
 from executor.requests import LiveRequests
-from protos.errors import OverloadedError, ServerUnavailableError
+from protos.errors import OverloadedError, RequestFailedError, ServerUnavailableError
 from protos.messages import ContextPhaseParams, DisaggRequestId, FinishReason, Usage
-from tests.support.executor_scripted import collect, context_request, request, tokens
+from tests.support.executor_scripted import (
+    CharTokenizer,
+    collect,
+    context_request,
+    request,
+    tokens,
+)
 from tests.support.serving_double import hand_off
 
 USAGE = Usage(prompt_tokens=3, cached_tokens=0, completion_tokens=1)
@@ -45,8 +52,8 @@ class AnsweringQueue(Queue):
         return super().offer(message)
 
 
-def requests_on(queue: Any) -> LiveRequests:
-    queue.requests = LiveRequests(queue, None, tombstones_max=16, grace_s=1.0)
+def requests_on(queue: Any, tokenizer: Any = None) -> LiveRequests:
+    queue.requests = LiveRequests(queue, tokenizer, tombstones_max=16, grace_s=1.0)
     return cast(LiveRequests, queue.requests)
 
 
@@ -111,3 +118,26 @@ def test_a_message_that_comes_twice_crashes_nothing() -> None:
         requests.on_outputs((EngineOutput(request_id=client_id, token_ids=(5,)),))
     assert requests.ledger.state(client_id) is State.STREAMING
     assert requests.ledger.num_duplicate == 1
+
+
+class OddError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class OddTokenizer(CharTokenizer):
+    def decode(self, token_ids: Sequence[int]) -> str:
+        if 9 in token_ids:
+            raise OddError
+        return super().decode(token_ids)
+
+
+async def test_a_tokenizers_error_that_has_no_text_ends_its_request_alone() -> None:
+    """Bug: the `__str__` of a tokenizer's exception raised while its request's failure was worded,
+    and that ended the reader of all results, and so the engine."""
+    requests = requests_on(Queue(), OddTokenizer())
+    result = requests.submit(request(), now_s=0.0)
+    requests.on_outputs((last(result.client_id),))
+    with pytest.raises(RequestFailedError, match=r"failed: OddError$"):
+        await collect(result)
+    requests.check()
