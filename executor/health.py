@@ -1,7 +1,7 @@
 """Whether the worker is there and its loop advances: a healthy answer means progress.
 
 well ──nothing heard for silence_s──> silent ──heard again──> well
-well ──beats, but no round under work for stall_s──> stalled ──a round──> well
+well ──beats, but no round under work for stall_s──> stalled ──a round, or a step's answers──> well
 silent or stalled ──give_up_s since the last sign──> given up (for good)
 """
 
@@ -56,6 +56,11 @@ class ProgressWatch:
         if progress != self.progress or not is_busy:
             self.advanced_at_s = now_s
         self.progress = progress
+
+    def on_outputs(self) -> None:
+        """What was just heard is a step's answers. Where we read slower than the engine makes
+        them there is no room for a heartbeat, and they alone show that its loop goes on."""
+        self.advanced_at_s = self.heard_at_s
 
     def look(self, now_s: float) -> str:
         """What is wrong with "the worker" that the caller names; empty while all is well."""

@@ -41,9 +41,14 @@ class Home:
         """By the thread itself: its number may be another's once it has ended."""
         return threading.current_thread() is self.thread
 
+    def is_alive(self) -> bool:
+        """Whether anything can still be pushed."""
+        return self.thread.is_alive() and not (self.loop is not None and self.loop.is_closed())
+
     def call(self, callback: Callable[[Unpack[Arguments]], object], *args: *Arguments) -> None:
-        """Now where we are at home, else soon; never where the loop is closed."""
-        if self.is_here() or self.loop is None:
+        """In a turn of the loop of its own, at home too: the garbage collector and signal
+        handlers call in the midst of whatever home is doing. Never where the loop is closed."""
+        if self.loop is None:
             callback(*args)
             return
         with contextlib.suppress(RuntimeError):  # closed: whatever it was for has ended

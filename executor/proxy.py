@@ -10,6 +10,7 @@ cause.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, assert_never
@@ -96,6 +97,7 @@ class Proxy(GenerationExecutor):
         self._tick_timer: asyncio.TimerHandle | None = None
         self._is_asleep = False
         self._is_closing = False
+        self._is_intake_closed = False
         self._shutdown: asyncio.Task[None] | None = None
 
     async def start(self, progress: Callable[[str], None]) -> None:
@@ -348,6 +350,7 @@ class Proxy(GenerationExecutor):
             case Outputs():
                 for client_id in message.accepted:
                     self._requests.on_accepted(client_id)
+                self._watch.on_outputs()
                 self._requests.on_outputs(message.outputs)
                 if message.buckets and self._post is not None:
                     self._post.forward(message.buckets)
@@ -377,25 +380,24 @@ class Proxy(GenerationExecutor):
     # --- shutdown -------------------------------------------------------------
 
     def pre_shutdown(self) -> None:
-        try:
-            is_on_loop = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            is_on_loop = False
-        if is_on_loop:
-            self._close_intake()
-        elif not self._loop.is_closed():
+        """What is open is ended in a turn of the loop of its own: a signal handler may ask for
+        it in the midst of anything."""
+        self._is_closing = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._close_intake)
 
     def _close_intake(self) -> None:
-        if self._is_closing:
-            return
         self._is_closing = True
+        if self._is_intake_closed:
+            return
+        self._is_intake_closed = True
         error = ServerUnavailableError("the engine is shutting down")
         self._end_open(error, cancel=not self._link.dead.done())
 
     async def shutdown(self) -> None:
         if self._shutdown is None:
             self._shutdown = self._loop.create_task(self._shut_down())
+            self._shutdown.add_done_callback(self._on_shut_down)
         await asyncio.shield(self._shutdown)
 
     async def _shut_down(self) -> None:
@@ -414,6 +416,20 @@ class Proxy(GenerationExecutor):
                 await self._post.stop()
             except Exception:
                 logger.exception("%s: its postprocess workers' end failed", self._link.name)
+
+    def _on_shut_down(self, shutdown: asyncio.Task[None]) -> None:
+        """Cancelled by whoever ends the loop (asyncio.run cancels all), maybe before it began:
+        there are no more turns to wait in, so what is ours is cut off now."""
+        if not shutdown.cancelled():
+            return
+        self._close_intake()
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        for cut in (self._link.cut, *(() if self._post is None else (self._post.cut,))):
+            try:
+                cut()
+            except Exception:
+                logger.exception("%s: left behind: its end failed", self._link.name)
 
 
 def _prefixed(prefix: str, counters: dict[str, int]) -> dict[str, int]:

@@ -11,7 +11,8 @@ frame's cost per message and delays every one of them, the end sentinel's sender
 included; it is off by default.
 
 Life: open, `close`d (nothing is taken or sent any more). `flush`, `put` and `close`
-never raise.
+never raise. A `put` from within a send (a generator that the garbage collector closes
+there gives its request up) waits for its end, since frames are numbered.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class RequestQueue:
         self._backlog: deque[_Packed] = deque()
         self._backlog_bytes = 0
         self._is_stuck = False
+        self._is_sending = False
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -97,7 +99,7 @@ class RequestQueue:
         if self._is_closed:
             return False
         if self._batch_max == 1:
-            return self.flush() and self._send(packed.content)
+            return self.flush() and self._send_alone(packed.content)
         if self._is_batch_full and not self.flush():
             return False
         if not self._backlog and not self._sender.has_room():
@@ -126,6 +128,8 @@ class RequestQueue:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._is_sending:
+            return False  # within a send: that one sees to the rest
         while self._backlog and not self._is_closed:
             frame = self._next_frame()
             content = frame[0] if len(frame) == 1 else Batch(tuple(frame))
@@ -183,7 +187,18 @@ class RequestQueue:
             frame.append(packed.content)
         return frame
 
+    def _send_alone(self, content: Any) -> bool:
+        is_sent = self._send(content)
+        if is_sent and self._backlog:
+            self.flush()
+        return is_sent
+
     def _send(self, content: Any) -> bool:
-        is_sent = self._sender.send(content)
+        """The garbage collector may run what it likes in here, a `put` of ours too: that waits."""
+        self._is_sending = True
+        try:
+            is_sent = self._sender.send(content)
+        finally:
+            self._is_sending = False
         self._is_stuck = not is_sent
         return is_sent

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GenerationResult", "ResultChunk"]
 LOOK_S = 1.0
-"""How often a blocked thread looks whether the home thread is still there."""
+"""How often who waits elsewhere looks whether the home is still there."""
 Waiter: TypeAlias = "asyncio.Future[None] | queue.SimpleQueue[None]"
 
 
@@ -136,14 +136,11 @@ class GenerationResult:
         is_end = chunk.finish is not None
         if self._first_token_s is None and chunk.token_ids:
             self._first_token_s = time.monotonic()
-        self._lock.acquire()  # once a token: `with` takes half as long again
-        try:
+        with self._lock:
             assert not self._is_ended, "a second answer"
             self._answer.add(chunk)
             waiter, self._home_waiter = self._home_waiter, None
             others = self._take_waiters(is_end=is_end) if is_end or self._waiters else ()
-        finally:
-            self._lock.release()
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
         if others:
@@ -241,15 +238,15 @@ class GenerationResult:
 
     async def __anext__(self) -> ResultChunk:
         while True:
-            self._lock.acquire()
-            try:
+            with self._lock:
                 if self._answer.first_unread is not None:
                     return self._answer.take()
                 if self._is_ended:
                     raise self._ending(StopAsyncIteration())
                 waiter = self._new_reader()
-            finally:
-                self._lock.release()
+            if waiter is not self._home_waiter:
+                await self._await(waiter)
+                continue
             try:  # not by `_await`: a coroutine less per token
                 await waiter
             except BaseException:
@@ -321,7 +318,8 @@ class GenerationResult:
 
     def _new_reader(self) -> asyncio.Future[None]:
         loop = self._home.loop
-        if self._home_waiter is not None or loop is None or not self._home.is_here():
+        is_free = self._home_waiter is None and self._home.is_here()
+        if not is_free or loop is None or not loop.is_running():
             return self._new_future(self._waiters)
         waiter: asyncio.Future[None] = asyncio.Future(loop=loop)
         self._home_waiter = waiter
@@ -338,8 +336,12 @@ class GenerationResult:
         return waiter
 
     async def _await(self, waiter: asyncio.Future[None]) -> None:
+        """On another loop than the home's: the home may end without a word to it."""
         try:
-            await waiter
+            if waiter.get_loop() is self._home.loop:
+                return await waiter
+            while not (await asyncio.wait((waiter,), timeout=LOOK_S))[0]:
+                self._look(None)
         except BaseException:
             self._forget(waiter)
             raise
@@ -361,9 +363,9 @@ class GenerationResult:
     def _look(self, deadline_s: float | None) -> None:
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise TimeoutError("the answer is not whole yet; the request goes on")
-        if not self._home.thread.is_alive() and not self._is_ended:
+        if not self._home.is_alive() and not self._is_ended:
             raise ServerUnavailableError(
-                "the thread that ran the executor has ended without ending this request"
+                "the event loop that ran the executor has ended without ending this request"
             )
 
     def _forget(self, waiter: Waiter) -> None:

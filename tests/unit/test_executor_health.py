@@ -44,6 +44,20 @@ def test_an_idle_loop_is_well_and_one_that_stands_under_work_is_stalled() -> Non
     assert not watched.is_given_up(132)
 
 
+def test_answers_show_that_the_loop_goes_on() -> None:
+    """Bug: beside a frontend slower than the engine no heartbeat had room; its answers came
+    without a pause, and after `stall_s` the worker was called stalled and all of them failed."""
+    watched = watch()
+    watched.on_heartbeat(1, progress=8, is_busy=True)
+    for now_s in range(2, 40):
+        watched.on_heard(now_s)
+        watched.on_outputs()
+        assert not watched.look(now_s)
+    for now_s in range(40, 60):
+        watched.on_heartbeat(now_s, progress=8, is_busy=True)
+        assert bool(watched.look(now_s)) == (now_s > 49)
+
+
 def test_silence_is_told_past_its_bound_and_given_up_past_the_last() -> None:
     watched = watch()
     assert not look_each_second(watched, 1, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -57,6 +57,7 @@ class Socket:
         self.has_room = True
         self.is_broken = False
         self.frames: list[bytes] = []
+        self.meanwhile: list[Callable[[], None]] = []
 
     def poll(self, _timeout_ms: int, _flags: int) -> int:
         if self.is_broken:
@@ -64,6 +65,8 @@ class Socket:
         return int(self.has_room)
 
     def send(self, frame: bytes, _flags: int) -> None:
+        while self.meanwhile:
+            self.meanwhile.pop()()
         if self.is_broken:
             raise zmq.ZMQError(zmq.ETERM)
         if not self.has_room:
@@ -151,6 +154,23 @@ async def test_a_batch_is_bounded_in_bytes_too() -> None:
         wire.queue.check()
     assert wire.queue.flush()
     assert list(wire.read()) == messages
+    wire.queue.check()
+
+
+@pytest.mark.parametrize("batch_max", [1, 4])
+async def test_what_is_put_within_a_send_follows_it(batch_max: int) -> None:
+    """Iterators that were dropped in a reference cycle are closed wherever the garbage collector
+    runs: in the midst of a send their cancel sent another frame, numbers went out of order, and
+    the lane of all was closed as broken."""
+    wire = Wire(batch_max)
+    wire.socket.meanwhile = [lambda: wire.queue.put(Cancel(2))]
+    assert wire.queue.offer(Cancel(1))
+    assert wire.queue.flush()
+    assert list(wire.read()) == [Cancel(1), Cancel(2)]
+    wire.socket.meanwhile = [lambda: wire.queue.put(Cancel(4))]
+    wire.queue.put(Cancel(3))
+    assert wire.queue.flush()
+    assert list(wire.read()) == [Cancel(3), Cancel(4)]
     wire.queue.check()
 
 

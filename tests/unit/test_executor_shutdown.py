@@ -209,3 +209,22 @@ def test_it_ends_once_however_often_and_early_it_is_asked() -> None:
         assert tape.deeds.count("link") == tape.deeds.count("text workers") == 1
         with pytest.raises(asyncio.CancelledError):
             first.result()
+
+
+def test_a_signal_handler_may_ask_in_the_midst_of_anything() -> None:
+    """Bug: on the loop's own thread everything open was told on the spot. A handler that ran in
+    the midst of a result's `push` then waited for that result's lock: for ever."""
+    with opened(ATTACHED) as rig:
+        proxy: Proxy = rig.proxy
+        result = rig.loop.do(proxy.submit, request("r"))
+
+        def handle() -> None:
+            with result._lock:
+                proxy.pre_shutdown()
+            with pytest.raises(ServerUnavailableError, match="shutting down"):
+                proxy.submit(request("later"))
+
+        rig.loop.do(handle)
+        rig.loop.settle()
+        assert type(result.error) is ServerUnavailableError
+        rig.run(proxy.shutdown())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -275,6 +275,7 @@ async def test_a_result_that_was_handed_out_before_takes_over_the_name() -> None
     inner = GenerationResult(9, aborted.append)
     inner.pass_on_to(outer)
     outer.abort()
+    await asyncio.sleep(0)
     assert aborted == [9]
     assert outer.client_id == 9
     push(inner, 2)
@@ -283,12 +284,39 @@ async def test_a_result_that_was_handed_out_before_takes_over_the_name() -> None
     assert (await outer).token_ids == (0, 1)
 
 
-async def test_an_abort_from_a_thread_happens_at_home() -> None:
+async def test_an_abort_happens_at_home_in_a_turn_of_its_own() -> None:
+    """At home it happened on the spot: called by a finalizer, in the midst of anything."""
     threads: list[int] = []
     result = GenerationResult(1, lambda _: threads.append(threading.get_ident()))
+    result.abort()
+    assert threads == []
     await in_thread(result.abort)
     await asyncio.sleep(0)
-    assert threads == [threading.get_ident()]
+    assert threads == [threading.get_ident()] * 2
+
+
+def test_nobody_waits_for_a_loop_that_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: an executor's loop ended without a shutdown while its thread lived on; threads and
+    other loops waited for ever, and a new loop on that thread met asyncio's own RuntimeError."""
+    monkeypatch.setattr("executor.result.LOOK_S", 0.01)
+
+    async def made() -> GenerationResult:
+        return make()
+
+    result = asyncio.run(made())
+
+    async def read_elsewhere(call: Callable[[], Awaitable[object]]) -> None:
+        with pytest.raises(ServerUnavailableError, match="ended"):
+            await call()
+
+    for call in (result.aresult, lambda: anext(result)):
+        asyncio.run(read_elsewhere(call))
+    thread = threading.Thread(target=lambda: asyncio.run(read_elsewhere(result.aresult)))
+    thread.start()
+    thread.join()
+    with pytest.raises(ServerUnavailableError, match="ended"):
+        asyncio.run(in_thread(result.result))
+    result.check()
 
 
 def test_a_completion_is_shown_on_a_line_or_two() -> None:
