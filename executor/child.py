@@ -1,7 +1,8 @@
 """A worker as a child process: spawned plainly, its log lines kept, its end awaited.
 
 Life: spawned (bootstrap goes down its standard input, which then stays open as
-our sign of life), running, exited (seen by the monitor), reaped and closed.
+our sign of life: no process that is forked from us has it), running, exited (seen
+by the monitor), reaped and closed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from executor.forks import keep_from_forks, no_forks
 from executor.limits import ExecutorLimits
 from executor.monitor import ProcessMonitor
 
@@ -36,6 +38,10 @@ class LogTail:
         self.lines: deque[str] = deque(maxlen=limits.log_lines_max)
         os.set_blocking(descriptor, False)
         loop.add_reader(descriptor, self._on_readable)
+
+    def fileno(self) -> int:
+        """Negative once it is closed."""
+        return self._descriptor
 
     def close(self) -> None:
         """Read what is still there. Idempotent."""
@@ -97,25 +103,31 @@ class WorkerChild:
         """`module` is run; `kind` is what the process is called in words. `leads_group`: it
         starts a process group of its own. It inherits `pass_fds`."""
         loop = asyncio.get_running_loop()
-        read_end, write_end = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module],
-                env={**child_environment(), **(environment or {})},
-                process_group=0 if leads_group else None,
-                stdin=subprocess.PIPE,
-                stdout=write_end,
-                stderr=write_end,
-                pass_fds=pass_fds,
-            )
-        finally:
-            os.close(write_end)
-        self._log = LogTail(read_end, loop, limits, name)
+        with no_forks():
+            read_end, write_end = os.pipe()
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module],
+                    env={**child_environment(), **(environment or {})},
+                    process_group=0 if leads_group else None,
+                    stdin=subprocess.PIPE,
+                    stdout=write_end,
+                    stderr=write_end,
+                    pass_fds=pass_fds,
+                )
+            except BaseException:
+                os.close(read_end)
+                raise
+            finally:
+                os.close(write_end)
+            self._log = LogTail(read_end, loop, limits, name)
+            assert self._process.stdin is not None
+            keep_from_forks(self._process.stdin)
+            keep_from_forks(self._log)
         self.exited = asyncio.Event()
         self._on_exit = on_exit
         self._kind = kind
         self._monitor = ProcessMonitor(self._process.pid, loop, self._exit_seen)
-        assert self._process.stdin is not None
         try:
             self._process.stdin.write(bootstrap)
             self._process.stdin.flush()
