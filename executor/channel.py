@@ -25,6 +25,8 @@ from executor.ipc import (
     FrameSender,
     PrivateDirectory,
     bound_to,
+    end_context,
+    new_context,
     open_pair,
 )
 from executor.lane import OWNER_ID, LaneSpec
@@ -57,7 +59,7 @@ class ProxyChannel:
         self._directory = directory
         self._curve_server_key = curve_server_key
         self._curve_secret_key = curve_secret_key
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = new_context()
         loop = asyncio.get_running_loop()
         requests, results = self._open(spec.requests_endpoint), self._open(spec.results_endpoint)
         if not spec.worker_binds:
@@ -159,7 +161,7 @@ class ProxyChannel:
         self._is_closed = True
         self._dispatcher.stop()
         self.requests.close()
-        self._context.term()
+        end_context(self._context)
         self._remove_files()
 
     def _remove_files(self) -> None:

@@ -13,7 +13,7 @@ is used by one thread, or under its user's lock.
 from __future__ import annotations
 
 import hmac
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 import zmq
@@ -32,6 +32,23 @@ TO_WORKER = b"to-worker"
 TO_PROXY = b"to-proxy"
 
 T = TypeVar("T")
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+_contexts: set[Context] = set()
+"""Those that are open. Collected as garbage, one would wait in its end for the sockets that are
+collected with it, for ever: better that what nobody closed leaks."""
+
+
+def new_context() -> Context:
+    """Every context of ours is one of these, and open until `end_context`."""
+    context: Context = zmq.Context()
+    _contexts.add(context)
+    return context
+
+
+def end_context(context: Context) -> None:
+    """Waits for its sockets' lingers; all of them are closed. Safe twice."""
+    context.term()
+    _contexts.discard(context)
 
 
 class PrivateDirectory(ScratchFolder):

@@ -29,6 +29,8 @@ from executor.ipc import (
     FrameReceiver,
     FrameSealer,
     FrameSender,
+    end_context,
+    new_context,
     open_pair,
 )
 from executor.lane import OWNER_ID, LaneSpec
@@ -156,7 +158,7 @@ class Lanes:
         self._message_bytes_max = message_bytes_max
         self._look_s = look_s
         self._looked_at_s = clock()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = new_context()
         self._lock = threading.Lock()
         self._lanes: dict[int, WorkerLane] = {}
         self._arrivals: deque[WorkerLane] = deque()
@@ -351,7 +353,7 @@ class Lanes:
             os.eventfd_write(self._change_fd, 1)
         else:
             os.close(self._change_fd)
-        self._context.term()
+        end_context(self._context)
 
     @property
     def num_bad_frames(self) -> int:

@@ -81,6 +81,11 @@ class Link(ABC):
         """
 
     @abstractmethod
+    def cut(self) -> None:
+        """Once the event loop itself ends, also in the midst of `stop`: what is ours is killed
+        and freed, without waiting for any of it."""
+
+    @abstractmethod
     def kill(self) -> None:
         """End the world at once where it is ours; harmless otherwise."""
 

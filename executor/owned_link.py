@@ -150,3 +150,8 @@ class OwnedLink(Link):
         leaks = await self.world.stop(is_well=is_well)
         self.channel.close()
         return leaks
+
+    def cut(self) -> None:
+        self.is_stopping = True
+        self.world.cut()
+        self.channel.close()

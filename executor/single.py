@@ -199,10 +199,18 @@ class ThreadLink(Link):
         if self._death_timer is not None:
             self._death_timer.cancel()
         leaks = await self._end_thread(is_well=is_well and is_serving)
+        self._free()
+        return leaks
+
+    def cut(self) -> None:
+        self.is_stopping = True
+        self._inbox.stop()
+        self._free()
+
+    def _free(self) -> None:
         self.declare_dead("it was shut down")
         self._answers.close()
         self.requests.close()
-        return leaks
 
     async def _end_thread(self, *, is_well: bool) -> tuple[str, ...]:
         if self._thread is None:

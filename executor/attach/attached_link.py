@@ -223,8 +223,16 @@ class AttachedLink(Link):
             self._has_left = True
             if not await self._caller.leave():
                 logger.warning("%s: %s did not read our goodbye", self.name, self._where)
+        self._free()
+        return ()
+
+    def cut(self) -> None:
+        self.is_stopping = True
+        self._leave_at_once()
+        self._free()
+
+    def _free(self) -> None:
         self._watch.close()
         self.declare_dead("it was shut down")
         self.channel.close()
         self._caller.close()
-        return ()

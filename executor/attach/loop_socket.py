@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
-from typing import TypeAlias
 
 import zmq
 
 from executor.attach.messages import FRAME_BYTES_MAX
+from executor.ipc import end_context, new_context
 
 FRAMES_A_TURN_MAX = 64
 """Then the others on the loop have their turn, however many strangers shout."""
 QUEUE_FRAMES_MAX = 256
 HANDSHAKE_MS_MAX = 5000
-Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
 
 class LoopSocket:
@@ -28,7 +27,7 @@ class LoopSocket:
     def __init__(self, kind: int, on_frames: Callable[[list[bytes]], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_frames = on_frames
-        self._context: Context = zmq.Context()
+        self._context = new_context()
         self.socket: zmq.Socket[bytes] = self._context.socket(kind)
         self.socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
         self.socket.setsockopt(zmq.RCVHWM, QUEUE_FRAMES_MAX)
@@ -66,7 +65,7 @@ class LoopSocket:
             self._fd = -1
         if not self.socket.closed:
             self.socket.close(linger=linger_ms)
-            self._context.term()
+            end_context(self._context)
 
     def _take(self) -> None:
         for _ in range(FRAMES_A_TURN_MAX):

@@ -154,8 +154,17 @@ class PostBucket:
         if worker is not None:
             worker.end_input()
             self._leaving.append(worker)
-        leaving, self._leaving = self._leaving, []
-        await asyncio.gather(*(self._end(worker) for worker in leaving))
+        await asyncio.gather(*(self._end(worker) for worker in self._leaving))
+        self._leaving.clear()
+
+    def cut(self) -> None:
+        """At once, also in the midst of `stop`; safe after it."""
+        self.life.stop()
+        self._cancel_start_timer()
+        held = [] if self._worker is None else [self._worker]
+        for worker in (*held, *self._leaving):
+            worker.kill()
+            worker.close()
 
     async def _end(self, worker: PostWorker) -> None:
         name, stop_s_max = self._settings.name, self._settings.limits.post.stop_s_max

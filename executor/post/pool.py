@@ -22,9 +22,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
-import zmq
 
 from executor.engine.seam import EngineOutput
+from executor.ipc import end_context, new_context
 from executor.limits import ExecutorLimits
 from executor.post.bucket import PostBucket, PostSettings
 from executor.post.life import BucketState
@@ -76,7 +76,7 @@ class PostPool:
         self._name = name
         self._on_pressure = on_pressure
         self._loop = asyncio.get_running_loop()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = new_context()
         settings = PostSettings(
             context=self._context, tokenizer=tokenizer, name=name, limits=limits
         )
@@ -102,7 +102,15 @@ class PostPool:
         if self._timer is not None:
             self._timer.cancel()
         await asyncio.gather(*(bucket.stop() for bucket in self._buckets))
-        self._context.term()  # every socket is closed: it does not wait
+        end_context(self._context)  # every socket is closed: it does not wait
+
+    def cut(self) -> None:
+        """Where the event loop itself ends: workers are killed, and not waited for."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for bucket in self._buckets:
+            bucket.cut()
+        end_context(self._context)
 
     # --- use --------------------------------------------------------------------
 

@@ -16,7 +16,14 @@ import traceback
 import msgspec
 import zmq
 
-from executor.ipc import FrameOpener, FrameReceiver, FrameSealer, FrameSender, open_pair
+from executor.ipc import (
+    FrameOpener,
+    FrameReceiver,
+    FrameSealer,
+    FrameSender,
+    new_context,
+    open_pair,
+)
 from executor.last_words import end, last_words
 from executor.packing import body_bytes_max
 from executor.parent import die_with_parent, watch_standard_input
@@ -56,7 +63,7 @@ class PostProcess:
     def __init__(self, bootstrap: PostBootstrap) -> None:
         self._bootstrap = bootstrap
         self._bytes_max = body_bytes_max(bootstrap.message_bytes_max)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = new_context()
         answers = self._open(bootstrap.answers_endpoint)
         self._sender = FrameSender(answers, FrameSealer(bootstrap.key, FROM_POST))
         opener: FrameOpener[Work] = FrameOpener(bootstrap.key, TO_POST, Work)

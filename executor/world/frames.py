@@ -13,16 +13,15 @@ from __future__ import annotations
 import errno
 import socket as sockets
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import zmq
 
-from executor.ipc import FrameOpener, FrameSealer
+from executor.ipc import Context, FrameOpener, FrameSealer
 
 RANK_BYTES = 2
 FRAMES_A_TURN_MAX = 64
 T = TypeVar("T")
-Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import msgspec
 import zmq
 
 from executor.control_desk import RankAnswer
+from executor.ipc import Context
 from executor.packing import body_bytes_max
 from executor.world.collective import (
     LINK,
@@ -34,7 +35,7 @@ from executor.world.collective import (
     RankValue,
     packed,
 )
-from executor.world.frames import Context, RankRouter, SocketBounds, open_router
+from executor.world.frames import RankRouter, SocketBounds, open_router
 from protos.errors import BatonError, ErrorData, RequestFailedError, ServerUnavailableError
 
 CLOSE_S_MAX = 2.0

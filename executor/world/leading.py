@@ -15,10 +15,11 @@ import zmq
 from executor.engine.factory import create_engine
 from executor.engine.seam import Engine, EngineIdentity
 from executor.inbox import Inbox
+from executor.ipc import Context
 from executor.lanes import Lanes
 from executor.messages import Died
 from executor.worker import Heart, Worker
-from executor.world.frames import Context, SocketBounds
+from executor.world.frames import SocketBounds
 from executor.world.leader import Leader
 from executor.world.messages import (
     CloseLane,

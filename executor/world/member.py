@@ -12,6 +12,7 @@ import time
 
 from executor.engine.control import Method, RankFacts
 from executor.engine.member import MemberControl
+from executor.ipc import Context
 from executor.packing import body_bytes_max
 from executor.world.collective import (
     LINK,
@@ -26,7 +27,7 @@ from executor.world.collective import (
     answer,
     packed_answer,
 )
-from executor.world.frames import Context, RankDealer, SocketBounds, open_dealer
+from executor.world.frames import RankDealer, SocketBounds, open_dealer
 from executor.world.messages import HelloAck
 from executor.world.orders import Orders
 from executor.world.outer import not_leader

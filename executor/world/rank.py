@@ -16,12 +16,11 @@ import threading
 import traceback
 from types import FrameType
 
-import zmq
-
 from executor.engine.seam import EngineIdentity
+from executor.ipc import new_context
 from executor.last_words import last_words
 from executor.parent import EXIT_PARENT_GONE
-from executor.world.frames import Context, RankDealer, SocketBounds, open_dealer
+from executor.world.frames import RankDealer, SocketBounds, open_dealer
 from executor.world.leading import Leading
 from executor.world.member import Member
 from executor.world.messages import (
@@ -67,7 +66,7 @@ class Rank:
         self._orders = orders
         bounds = orders.bounds
         self._owner = OwnerWatch(orders.owner, bounds.owner_silence_s_max)
-        self._context: Context = zmq.Context()
+        self._context = new_context()
         self._sockets = SocketBounds(bounds.queue_messages_max, bounds.message_bytes_max)
         socket = open_dealer(
             self._context,

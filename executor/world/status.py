@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import zmq
-
-from executor.world.frames import Context, RankRouter, SocketBounds, open_router
+from executor.ipc import end_context, new_context
+from executor.world.frames import RankRouter, SocketBounds, open_router
 from executor.world.messages import STATUS_LINK, ToOwner, ToRank
 
 
@@ -29,7 +28,7 @@ class StatusServer:
         on_message: Callable[[int, ToOwner], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._context: Context = zmq.Context()
+        self._context = new_context()
         socket, self.endpoint, self.curve_key = open_router(self._context, endpoint, bounds)
         self._router: RankRouter[ToOwner] = RankRouter(socket, STATUS_LINK, key, num_ranks, ToOwner)
         self._on_message = on_message
@@ -57,7 +56,7 @@ class StatusServer:
             self._loop.remove_reader(self._fd)
             self._fd = -1
             self._router.socket.close(linger=0)
-            self._context.term()
+            end_context(self._context)
 
     def _take(self) -> None:
         if self._fd < 0:

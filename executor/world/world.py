@@ -259,6 +259,17 @@ class World:
         await asyncio.sleep(0)  # `_stop` is set: what ends from here on was wanted
         self._feed(events.StopAsked(is_well=is_well and not self.trouble))
         leaks = await self._ended if self._is_launched else ()
+        self._free()
+        return leaks
+
+    def cut(self) -> None:
+        """Where the event loop itself ends: ranks are killed, and not waited for."""
+        if self._stop is not None:
+            self._stop.cancel()
+        self.kill()
+        self._free()
+
+    def _free(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._status.close()
@@ -266,7 +277,6 @@ class World:
         if self._folder is not None:
             self._folder.close()
         self._set_dead(f"the engine of {self.name} is dead: {SHUT_DOWN}", is_wanted=True)
-        return leaks
 
     # --- events ---------------------------------------------------------------
 

@@ -139,8 +139,11 @@ class HandLink(Link):
         self.on_ready(self._world.engine.identity)
 
     async def stop(self, *, is_well: bool) -> tuple[str, ...]:
-        self.declare_dead("it was shut down")
+        self.cut()
         return ()
+
+    def cut(self) -> None:
+        self.declare_dead("it was shut down")
 
     def kill(self) -> None:
         self._world.kill()
