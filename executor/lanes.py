@@ -7,6 +7,8 @@ A closed lane is gone for good; the loop is told and ends its requests.
 Sockets of answers are used under one lock by the loop and the heart; sockets of
 requests belong to the receiving thread. Nobody waits for a frontend that does
 not read, unless it is the owner and the only one: then the engine may as well wait.
+What it leaves unread is kept up to a bound of bytes, beside a fast engine for longer
+than it may be silent: memory ends a lane, or silence, and no short block of a loop.
 """
 
 from __future__ import annotations
@@ -16,122 +18,32 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import msgspec
 import zmq
 
-from executor.inbox import Inbox, LaneEnded, Letter
+from executor.inbox import Inbox, LaneEnded
 from executor.ipc import (
-    TO_PROXY,
-    TO_WORKER,
-    FrameOpener,
-    FrameReceiver,
-    FrameSealer,
-    FrameSender,
     end_context,
     new_context,
-    open_pair,
 )
 from executor.lane import OWNER_ID, LaneSpec
 from executor.messages import (
-    Batch,
     Heartbeat,
     LaneClosed,
     Outputs,
     Ready,
     ToProxy,
-    ToWorker,
-    WorkerFrame,
 )
-from executor.packing import body_bytes_max, packed_answers
 from executor.post.grouping import divided
+from executor.worker_lane import BACKLOG_BYTES_MAX, FULL_BACKLOGS_MAX, WorkerLane
 from protos.errors import DuplicateRequestError, OverloadedError
 
 logger = logging.getLogger(__name__)
 SEND_SLICE_S = 1.0
-LINGER_MS = 2000
 LANES_MAX = 1024
 PARTINGS_MAX = 64
 PARTING_S_MAX = 60.0
-_WORKER_FRAME: Any = WorkerFrame
-
-
-class WorkerLane:
-    """One frontend's sockets, its backlog of answers, and when it was last heard."""
-
-    def __init__(
-        self,
-        spec: LaneSpec,
-        context: zmq.Context[zmq.Socket[bytes]],
-        *,
-        queue_messages_max: int,
-        message_bytes_max: int,
-        now_s: float,
-    ) -> None:
-        def opened(endpoint: str) -> zmq.Socket[bytes]:
-            return open_pair(
-                context,
-                endpoint,
-                is_server=spec.worker_binds,
-                queue_messages_max=queue_messages_max,
-                message_bytes_max=message_bytes_max,
-                linger_ms=LINGER_MS,
-                curve_secret_key=spec.curve_secret_key,
-                curve_server_key=spec.curve_server_key,
-            )
-
-        requests = opened(spec.requests_endpoint)
-        try:
-            results = opened(spec.results_endpoint)
-        except BaseException:
-            requests.close(linger=0)
-            raise
-        self.opener: FrameOpener[WorkerFrame] = FrameOpener(spec.key, TO_WORKER, _WORKER_FRAME)
-        self.receiver = FrameReceiver(requests, self.opener)
-        self.sender = FrameSender(results, FrameSealer(spec.key, TO_PROXY))
-        self.backlog: deque[msgspec.Raw] = deque()
-        self._answer_bytes_max = body_bytes_max(message_bytes_max)
-        self.heard_at_s = now_s
-        self.spec = spec
-        if spec.worker_binds:
-            self.spec = msgspec.structs.replace(
-                spec, requests_endpoint=_bound(requests), results_endpoint=_bound(results)
-            )
-
-    def pack(self, message: ToProxy) -> list[msgspec.Raw]:
-        """As it can be sent; see packing.py."""
-        return packed_answers(message, self._answer_bytes_max)
-
-    @property
-    def fault(self) -> str:
-        """Why it cannot be trusted any more: a message that was lost is an answer that nobody
-        waits for, or a request that its frontend believes here."""
-        if self.opener.num_lost:
-            return f"its connection broke, and {self.opener.num_lost} frames are lost"
-        if self.opener.num_malformed:
-            return f"{self.opener.num_malformed} of its messages cannot be read"
-        return ""
-
-    def send(self, body: msgspec.Raw) -> bool:
-        """Behind what waits. False where it must wait too."""
-        return self.flush() and self.sender.send(body)
-
-    def flush(self) -> bool:
-        if self.backlog and not self.sender.has_room():
-            return False  # asked first: a large message is not sealed again and again in vain
-        while self.backlog:
-            if not self.sender.send(self.backlog[0]):
-                return False
-            self.backlog.popleft()
-        return True
-
-    def drain(self, messages_max: int, now_s: float) -> list[Letter]:
-        frames = self.receiver.drain(messages_max)
-        if frames:
-            self.heard_at_s = now_s
-        frontend_id = self.spec.frontend_id
-        return [(frontend_id, message) for frame in frames for message in _unpacked(frame)]
 
 
 class Lanes:
@@ -146,6 +58,7 @@ class Lanes:
         queue_messages_max: int,
         message_bytes_max: int,
         look_s: float,
+        backlog_bytes_max: int = BACKLOG_BYTES_MAX,
         on_closed: Callable[[int, str], None] = lambda _id, _why: None,
     ) -> None:
         """Silent lanes are looked for every `look_s`. `on_closed` hears of every lane that is
@@ -156,6 +69,7 @@ class Lanes:
         self._is_stopping = is_stopping
         self._queue_messages_max = queue_messages_max
         self._message_bytes_max = message_bytes_max
+        self._backlog_bytes_max = backlog_bytes_max
         self._look_s = look_s
         self._looked_at_s = clock()
         self._context = new_context()
@@ -196,7 +110,8 @@ class Lanes:
             self._lanes[spec.frontend_id] = lane
             self._arrivals.append(lane)
             if self._greeting is not None:  # nobody is connected yet
-                lane.backlog.extend(lane.pack(self._greeting))
+                for body in lane.pack(self._greeting):
+                    lane.put_off(body)
         os.eventfd_write(self._change_fd, 1)
         return lane.spec
 
@@ -348,6 +263,8 @@ class Lanes:
             lane.sender.socket.close()
             if not has_receiver:
                 lane.receiver.socket.close(linger=0)
+        while self._departures and not has_receiver:
+            self._departures.popleft().receiver.socket.close(linger=0)
         self._is_shut = True
         if has_receiver:  # it closes its own sockets and the descriptor
             os.eventfd_write(self._change_fd, 1)
@@ -369,14 +286,28 @@ class Lanes:
             return True
         if len(self._lanes) == 1 and lane.spec.frontend_id == OWNER_ID:
             return False
-        lane.backlog.append(body)
-        if len(lane.backlog) > self._queue_messages_max:
-            self._close(lane, "it does not read its answers")
+        lane.put_off(body)
+        self._bound_backlogs(lane)
         return True
+
+    def _bound_backlogs(self, grown: WorkerLane) -> None:
+        """By bytes, and not before a second message waits: one alone may be larger than the
+        bound. Where all of them together are too much, the one that holds most ends."""
+        if grown.backlog_bytes > self._backlog_bytes_max and grown.num_waiting > 1:
+            self._close_unread(grown)
+            return
+        lanes = self._lanes.values()
+        if sum(each.backlog_bytes for each in lanes) > self._backlog_bytes_max * FULL_BACKLOGS_MAX:
+            self._close_unread(max(lanes, key=lambda each: each.backlog_bytes))
+
+    def _close_unread(self, lane: WorkerLane) -> None:
+        waiting = f"{lane.num_waiting} messages of {lane.backlog_bytes} bytes wait"
+        self._close(lane, f"it does not read its answers: {waiting}")
 
     def _close(self, lane: WorkerLane, why: str, level: int = logging.WARNING) -> None:
         frontend_id = lane.spec.frontend_id
         del self._lanes[frontend_id]
+        lane.drop_backlog()
         logger.log(level, "the lane of frontend %d is closed: %s", frontend_id, why)
         if lane.sender.send(LaneClosed(why)) or level == logging.INFO:
             lane.sender.socket.close()  # it knows: it has left, or has just been told
@@ -397,13 +328,3 @@ class Lanes:
                 lane.sender.socket.close()
             else:
                 self._partings.append((lane, why, ends_at_s))
-
-
-def _unpacked(frame: WorkerFrame) -> tuple[ToWorker, ...]:
-    return frame.messages if isinstance(frame, Batch) else (frame,)
-
-
-def _bound(socket: zmq.Socket[bytes]) -> str:
-    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
-    assert isinstance(endpoint, bytes)
-    return endpoint.decode()

@@ -166,10 +166,11 @@ class Worker:
         self._is_busy = False
 
     def _wait_s(self) -> float | None:
+        has_room = self._answers.flush()  # at work too: whoever has read waits for the rest
         if self._engine.has_work():
             return 0
         wait_s = self._engine.next_deadline_s()
-        if self._answers.flush():
+        if has_room:
             return wait_s
         return FLUSH_S if wait_s is None else min(wait_s, FLUSH_S)
 

@@ -82,7 +82,7 @@ def test_no_socket_is_left_out() -> None:
     }
     assert found == {
         *("ipc.py", "world/frames.py", "attach/loop_socket.py"),  # how each kind is opened
-        *("channel.py", "lanes.py"),
+        *("channel.py", "worker_lane.py"),
         *("attach/broker.py", "attach/caller.py"),
         *("world/status.py", "world/rank.py", "world/leader.py", "world/member.py"),
         *("post/worker.py", "post/post_main.py"),

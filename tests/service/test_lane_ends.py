@@ -17,10 +17,11 @@ from executor.ipc import TO_PROXY, FrameOpener, FrameReceiver, open_pair
 from executor.lane import LaneSpec
 from executor.lanes import Lanes
 from executor.messages import Heartbeat, LaneClosed, Outputs, ToProxy
+from executor.worker_lane import FULL_BACKLOGS_MAX
 from executor.world.frames import SocketBounds
 from executor.world.leading import Leading
 from executor.world.messages import LaneOpened, OpenLane
-from tests.service.test_world_leader import orders
+from tests.support.led_members import orders
 
 MESSAGES_MAX = 8
 BYTES_MAX = 1 << 20
@@ -48,6 +49,7 @@ def test_a_frontend_that_did_not_read_is_told_why_its_lane_is_closed(tmp_path: P
         queue_messages_max=MESSAGES_MAX,
         message_bytes_max=BYTES_MAX,
         look_s=LOOK_S,
+        backlog_bytes_max=BYTES_MAX,
     )
     lane = spec(tmp_path, 3)
     lanes.open(lane)
@@ -82,6 +84,82 @@ def test_a_frontend_that_did_not_read_is_told_why_its_lane_is_closed(tmp_path: P
         lanes.shut(has_receiver=True)
         receiving.join()
         context.term()
+
+
+def test_a_short_block_of_a_frontends_loop_costs_nothing(tmp_path: Path) -> None:
+    """Bug: the backlog was bounded by a number of messages, so 2 s of a blocked loop beside a fast
+    engine (2,000 small messages a second) ended that frontend's executor for good. Whoever
+    reads again gets all of it in order, also while the engine has something else to do."""
+    lanes = Lanes(
+        Inbox(64),
+        clock=time.monotonic,
+        is_stopping=lambda: False,
+        queue_messages_max=MESSAGES_MAX,
+        message_bytes_max=BYTES_MAX,
+        look_s=LOOK_S,
+    )
+    lane, num_all = spec(tmp_path, 3), 5000
+    lanes.open(lane)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        for index in range(num_all):
+            lanes.say(3, Outputs((index,), ()))
+        assert not lanes.flush()
+        socket = open_pair(
+            context,
+            lane.results_endpoint,
+            is_server=False,
+            queue_messages_max=MESSAGES_MAX,
+            message_bytes_max=BYTES_MAX,
+            linger_ms=0,
+        )
+        opener: FrameOpener[ToProxy] = FrameOpener(lane.key, TO_PROXY, ToProxy)  # type: ignore[arg-type]
+        receiver = FrameReceiver(socket, opener)
+        heard: list[ToProxy] = []
+        ends_at_s = time.monotonic() + 20.0
+        while len(heard) < num_all:
+            assert time.monotonic() < ends_at_s, f"{len(heard)} came"
+            lanes.flush()
+            heard += receiver.drain(64)
+        assert heard == [Outputs((index,), ()) for index in range(num_all)]
+        assert lanes.flush()
+        socket.close(linger=0)
+    finally:
+        lanes.shut(has_receiver=False)
+        context.term()
+
+
+def test_backlogs_are_bounded_in_all_and_who_holds_most_ends(tmp_path: Path) -> None:
+    """Guards the worker's memory: a thousand frontends, each just under its own bound. And a bug:
+    lanes that were closed before anything was received kept the end of all waiting for ever."""
+    inbox = Inbox(64)
+    lanes = Lanes(
+        inbox,
+        clock=time.monotonic,
+        is_stopping=lambda: False,
+        queue_messages_max=MESSAGES_MAX,
+        message_bytes_max=BYTES_MAX,
+        look_s=LOOK_S,
+        backlog_bytes_max=10_000,
+    )
+    tenth = Outputs((), (EngineOutput(request_id=1, token_ids=(1,) * 850),))  # of the own bound
+    all_of_them = range(1, FULL_BACKLOGS_MAX + 2)
+    try:
+        for frontend_id in all_of_them:
+            lanes.open(spec(tmp_path, frontend_id))
+            for _ in range(10 if frontend_id == 4 else 8):
+                lanes.say(frontend_id, tenth)
+        for frontend_id in (1, 2, 3, 5, 6, 7):
+            lanes.say(frontend_id, tenth)
+        assert not inbox.take(0), "80 tenths may wait"
+        lanes.say(8, tenth)
+        assert [frontend_id for frontend_id, _ in inbox.take(0)] == [4]
+        for _ in range(2):
+            lanes.say(1, tenth)
+        assert [frontend_id for frontend_id, _ in inbox.take(0)] == [1], "it had more than its own"
+        assert len(lanes) == len(all_of_them) - 2
+    finally:
+        lanes.shut(has_receiver=False)
 
 
 def test_no_frontend_is_blamed_for_a_standstill_of_rank_0(tmp_path: Path) -> None:
