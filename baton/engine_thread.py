@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from baton.line import Entry, Line
 from executor.executor import GenerationExecutor
-from executor.home import Home
+from executor.home import Home, is_needed_here
 from protos.errors import ServerUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -93,14 +93,14 @@ class EngineThread:
             raise ServerUnavailableError(OVER) from None
 
     def stop(self) -> bool:
-        """Ask for the end, and wait for it where we are not that thread. False: it leaks."""
+        """Ask for the end, and wait for it where it does not wait for us. False: it leaks."""
         if os.getpid() != self._pid or self._loop is None:
             return True
         try:
             self._loop.call_soon_threadsafe(self._stopping.set)
         except RuntimeError:  # closed: it has ended
             return True
-        if threading.current_thread() is self._thread:
+        if is_needed_here(self._thread):
             return True
         self._thread.join(STOP_S_MAX)
         if self._thread.is_alive():

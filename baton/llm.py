@@ -160,8 +160,10 @@ class LLM(EngineControls):
         on and the error stands in its place, as with `asyncio.gather`. Blocks the
         calling thread; a KeyboardInterrupt ends what is open.
         """
-        if self._home.is_here():
-            raise WrongThreadError("this thread runs the engine's results; call generate_async")
+        if self._home.is_waiting_for_us():
+            raise WrongThreadError(
+                "this thread runs the engine or its results; call generate_async, wait elsewhere"
+            )
         items, is_single = split_prompts(prompts)
         batch = Batch(
             len(items),

@@ -80,8 +80,8 @@ class EngineControls:
         return Listener(self._wait, self._executor.subscribe_kv_events)
 
     def _wait(self, ask: Callable[[], Awaitable[T]]) -> T:
-        if self._home.is_here():
-            raise WrongThreadError("this thread runs the engine's results; ask from another one")
+        if self._home.is_waiting_for_us():
+            raise WrongThreadError("this thread runs the engine or its results; ask elsewhere")
         try:
             return self._engine.run(ask).result()
         except (concurrent.futures.CancelledError, asyncio.CancelledError):

@@ -17,6 +17,21 @@ from typing import TypeVarTuple, Unpack
 Arguments = TypeVarTuple("Arguments")
 
 
+class ServingThread(threading.Thread):
+    """An engine's own thread, for the home that starts it: a caller's code runs on it too."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.home_thread = threading.current_thread()
+
+
+def is_needed_here(thread: threading.Thread) -> bool:
+    """Whether whoever waits for `thread` here waits for itself: this is that thread, or the
+    engine's, without which it has nothing to tell."""
+    here = threading.current_thread()
+    return here is thread or (isinstance(here, ServingThread) and here.home_thread is thread)
+
+
 class Home:
     """Made on its loop, by `here`. `wake_elsewhere` is for the home thread alone."""
 
@@ -40,6 +55,10 @@ class Home:
     def is_here(self) -> bool:
         """By the thread itself: its number may be another's once it has ended."""
         return threading.current_thread() is self.thread
+
+    def is_waiting_for_us(self) -> bool:
+        """Whether a blocking call here would wait for itself."""
+        return is_needed_here(self.thread)
 
     def is_alive(self) -> bool:
         """Whether anything can still be pushed."""

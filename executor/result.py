@@ -340,6 +340,8 @@ class GenerationResult:
         try:
             if waiter.get_loop() is self._home.loop:
                 return await waiter
+            if not self._home.is_here():  # a loop that a logits processor runs
+                self._refuse_at_home("a loop elsewhere")
             while not (await asyncio.wait((waiter,), timeout=LOOK_S))[0]:
                 self._look(None)
         except BaseException:
@@ -377,10 +379,10 @@ class GenerationResult:
                     waiters.remove(waiter)
 
     def _refuse_at_home(self, instead: str) -> None:
-        if self._home.is_here():
+        if self._home.is_waiting_for_us():
             raise WrongThreadError(
-                "this thread runs the executor's own event loop, so a blocking call would wait "
-                f"for itself; use {instead}"
+                "this thread runs the executor's own event loop or its engine, so a blocking call "
+                f"would wait for itself; use {instead}, or wait for it elsewhere"
             )
 
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import traceback
 from collections.abc import Callable
 
 from executor.config import EngineConfig
 from executor.engine.factory import create_engine
 from executor.engine.seam import Engine
+from executor.home import ServingThread
 from executor.inbox import Inbox
 from executor.lane import OWNER_ID
 from executor.last_words import last_words
@@ -42,7 +42,7 @@ JOIN_S_MAX = 1.0
 """From the engine thread's last statement to its end."""
 
 
-class EngineThread(threading.Thread):
+class EngineThread(ServingThread):
     """`on_end` is called last, on this thread. `inbox` stopped, it ends as soon as it can."""
 
     def __init__(
@@ -53,7 +53,7 @@ class EngineThread(threading.Thread):
         limits: ExecutorLimits,
         on_end: Callable[[], None],
     ) -> None:
-        super().__init__(name="engine", daemon=True)
+        super().__init__("engine")
         self._config = config
         self._inbox = inbox
         self._answers = answers

@@ -40,8 +40,9 @@ def test_golden_tokens_and_texts_come_out_of_one_call() -> None:
 
 IN_ONE_PROCESS = """
 import numpy as np
+import asyncio, time
 from baton import LLM
-from protos.errors import RequestFailedError
+from protos.errors import RequestFailedError, ServerUnavailableError, WrongThreadError
 from tests.support.golden import GOLDEN, demo_engine
 
 prompt = min(GOLDEN, key=lambda item: abs(len(item.prompt_ids) - 15))
@@ -70,7 +71,31 @@ with LLM(executor="single", **demo_engine()) as llm:
         llm.generate(prompt.prompt_ids, logits_processor=lambda ids, logits: logits[:5])
     except RequestFailedError as error:
         print(error.message)
-    assert len(llm.generate(prompt.prompt_ids, max_tokens=2).token_ids) == 2
+    refused = []
+    waits = (
+        lambda: llm.generate("x", max_tokens=1),
+        lambda: next(llm.stream("x", max_tokens=1)),
+        lambda: llm.generate_async("x", max_tokens=1).result(),
+        lambda: asyncio.run(llm.generate_async("x", max_tokens=1).aresult()),
+        llm.list_loras,
+    )
+    def wait(token_ids, logits):
+        for call in waits:
+            try:
+                call()
+            except WrongThreadError:
+                refused.append(call)
+        return logits
+    innocent = llm.generate_async(prompt.prompt_ids, max_tokens=30, ignore_eos=True)
+    assert len(llm.generate(prompt.prompt_ids, max_tokens=1, logits_processor=wait).token_ids) == 1
+    assert refused == list(waits)
+    assert len(innocent.result(30).token_ids) == 30
+    started_s = time.monotonic()
+    try:
+        llm.generate(prompt.prompt_ids, logits_processor=lambda _, logits: llm.shutdown() or logits)
+    except ServerUnavailableError:
+        assert time.monotonic() - started_s < 30
+        print("shut down from within")
 """
 
 
@@ -85,9 +110,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_logits_and_processors_work_in_one_process() -> None:
-    """In a process of its own: it loads torch and sets its threads."""
+    """In a process of its own: it loads torch and sets its threads. Bug: a processor that asked
+    its own LLM for an answer held the engine up until every open request failed for it."""
     done = run("-c", IN_ONE_PROCESS)
     assert done.returncode == 0, done.stderr
+    assert "shut down from within" in done.stdout
     assert "the logits processor failed" in done.stdout
 
 
