@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import secrets
 import sys
 from typing import Any
 
@@ -23,7 +21,7 @@ from tests.soak.soak_forms import ENGINE, LIMITS
 from tests.soak.soak_load import Load
 from tests.soak.soak_owner import point_of, point_to
 from tests.support.attach_world import attached
-from tests.support.executor_baseline import MARK, nothing_left
+from tests.support.executor_baseline import mark_anew, nothing_left
 from tests.support.executor_scripted import CharTokenizer
 
 NUM_CLIENTS = 30
@@ -75,7 +73,7 @@ def _say_once(word: str) -> None:
 def main() -> None:
     orders = json.loads(sys.stdin.readline())
     logging.disable(logging.CRITICAL)  # deaths are told at length
-    os.environ[MARK] = secrets.token_hex(16)  # what it starts is its own, and what others do not
+    mark_anew()  # what it starts is its own, and what others do not
     try:
         with nothing_left():
             asyncio.run(serve(orders))

@@ -1,19 +1,23 @@
 """What an executor must leave behind: nothing. Snapshots of this process before and after.
 
 Processes are found as our descendants, and by a mark in the environment that they inherit: a
-parent that is killed (Ray's, MPI's) leaves its own to init. Shared memory and MPI's files count
-once nobody that lives has them mapped or open. A Ray cluster that the test session runs is set
-aside, but for what a world has started in it.
+parent that is killed (Ray's, MPI's) leaves its own to init. Files are found by a TMPDIR of our
+own, which they inherit as well: what lies there is ours, whoever of us made it and is dead by
+now. Shared memory has one place for all of this machine: a file there counts once nobody that
+lives has it mapped or open, unless it was a stranger's when it was last looked at; MPI's files as
+well. A Ray cluster that the test session runs is set aside, but for what a world has started in it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import gc
 import glob
 import os
 import secrets
+import shutil
 import tempfile
 import threading
 import time
@@ -27,12 +31,28 @@ import psutil
 SETTLE_S_MAX = 5.0
 MARK = "BATON_TEST_MARK"
 SHARED = ("/dev/shm/*", "/tmp/hydra_hwloc_xmlfile_*")
-SCRATCH = ("baton-ipc-", "baton-ray-")
+SCRATCH = "baton-*"
+SHARED_TMP = Path(tempfile.gettempdir())
+"""Where short paths lie, and whatever else is not told of our own folder."""
+LOOK_EVERY_S = 0.05
 CLUSTERS: set[int] = set()
 """Processes at the roots of clusters that the session runs."""
 OURS_IN_A_CLUSTER = ("executor.", "RankAgent")
+STRANGERS: set[str] = set()
+"""Shared memory that processes without our mark were seen to hold."""
 
-os.environ.setdefault(MARK, secrets.token_hex(16))
+
+def mark_anew() -> None:
+    """What starts from here on is this process's, and nobody else's."""
+    os.environ[MARK] = secrets.token_hex(16)
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED_TMP))  # kept for whoever reads it
+    folder = tempfile.mkdtemp(prefix="bt", dir="/tmp")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+if MARK not in os.environ:
+    mark_anew()
 
 
 @dataclass(frozen=True)
@@ -54,12 +74,14 @@ class Baseline:
             shared_memory=tuple(sorted(_shared_memory())),
         )
 
-    def excess_over(self, before: Baseline) -> str:
-        """Empty where nothing was left."""
-        shared_memory = [n for n in self.shared_memory if n not in before.shared_memory]
+    def excess_over(self, before: Baseline, *, inside: bool = True) -> str:
+        """Empty where nothing was left. `inside`: this process's own descriptors and threads too;
+        a client's library has some for good."""
+        strange = STRANGERS.union(before.shared_memory)
+        shared_memory = [name for name in self.shared_memory if name not in strange]
         left = {
-            "descriptors": dict(self.descriptors - before.descriptors),
-            "threads": max(self.num_threads - before.num_threads, 0),
+            "descriptors": dict(self.descriptors - before.descriptors) if inside else {},
+            "threads": max(self.num_threads - before.num_threads, 0) if inside else 0,
             "processes": [each for each in self.processes if each not in before.processes],
             "folders": [folder for folder in self.folders if folder not in before.folders],
             "shared memory": _unmapped(shared_memory),
@@ -109,10 +131,12 @@ def _marked(mark: bytes) -> set[int]:
 
 
 def _own_folders() -> Iterator[str]:
-    """Those that name our process: other tests' folders come and go beside us."""
-    for prefix in SCRATCH:
-        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}{os.getpid()}-*"):
-            yield str(folder)
+    """All that lies in our own TMPDIR; elsewhere those that name our process, since other runs'
+    come and go beside us."""
+    own = Path(os.environ["TMPDIR"]) if "TMPDIR" in os.environ else SHARED_TMP
+    if own != SHARED_TMP:
+        yield from map(str, own.glob(SCRATCH))
+    yield from map(str, SHARED_TMP.glob(f"baton-*-{os.getpid()}-*"))
 
 
 def _shared_memory() -> Iterator[str]:
@@ -123,16 +147,66 @@ def _shared_memory() -> Iterator[str]:
 def _unmapped(names: list[str]) -> list[str]:
     """Those that no process has mapped or open: nobody is going to remove them.
     Looked for before the maps are read: one may be made, mapped and removed meanwhile."""
-    if not names:
-        return []
-    held = ""
-    for path in Path("/proc").glob("[0-9]*/maps"):
+    held = _holders(names)
+    return [name for name in names if not held[name] and os.path.exists(name)]
+
+
+def _holders(names: list[str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {name: [] for name in names}
+    for process in Path("/proc").glob("[0-9]*") if names else ():
+        held = ""
         with contextlib.suppress(OSError):
-            held += path.read_text()
-    for path in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            held += f"{os.readlink(path)}\n"
-    return [name for name in names if name not in held and os.path.exists(name)]
+            held += (process / "maps").read_text()
+        for path in process.glob("fd/*"):
+            with contextlib.suppress(OSError):
+                held += f"{os.readlink(path)}\n"
+        for name in names:
+            if name in held:
+                found[name].append(int(process.name))
+    return found
+
+
+class _Onlooker(threading.Thread):
+    """Sees who holds a new file of shared memory: once its holder is dead nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__(name="onlooker", daemon=True)
+        self._known = set(_shared_memory())
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        while not self._is_over.wait(LOOK_EVERY_S):
+            fresh = [name for name in _shared_memory() if name not in self._known]
+            ours = _marked(f"{MARK}={os.environ[MARK]}".encode()) if fresh else set()
+            for name, holders in _holders(fresh).items():
+                if holders:
+                    self._known.add(name)
+                    if not ours.union([os.getpid()]).intersection(holders):
+                        STRANGERS.add(name)
+
+    def end(self) -> None:
+        self._is_over.set()
+        self.join()
+
+
+def nothing_of(pids: set[int], before: Baseline) -> None:
+    """Fails where processes that have ended left folders of their names, or anybody has left
+    shared memory since."""
+    ends_at_s = time.monotonic() + SETTLE_S_MAX
+    while True:
+        folders = [str(path) for pid in pids for path in _folders_of(pid)]
+        fresh = STRANGERS.union(before.shared_memory)
+        memory = _unmapped([name for name in _shared_memory() if name not in fresh])
+        if not (folders or memory) or time.monotonic() > ends_at_s:
+            break
+        time.sleep(0.02)
+    assert not folders, f"left behind: folders: {folders}"
+    assert not memory, f"left behind: shared memory: {memory}"
+
+
+def _folders_of(pid: int) -> Iterator[Path]:
+    for parent in (Path(tempfile.gettempdir()), SHARED_TMP):
+        yield from parent.glob(f"baton-*-{pid}-*")
 
 
 LAZY_THREADS = ("control",)
@@ -160,11 +234,18 @@ def _num_lazy_threads() -> int:
 
 
 @contextlib.contextmanager
-def nothing_left() -> Iterator[None]:
-    """Fails where descriptors, threads, processes, folders or shared memory outlive the block."""
-    before = Baseline.take()
-    yield
+def nothing_left(*, inside: bool = True) -> Iterator[None]:
+    """Fails where descriptors, threads (both where `inside`), processes, folders or shared memory
+    outlive the block."""
+    before, onlooker = Baseline.take(), _Onlooker()
+    onlooker.start()
+    try:
+        yield
+    finally:
+        onlooker.end()
     ends_at_s = time.monotonic() + SETTLE_S_MAX
-    while (excess := Baseline.take().excess_over(before)) and time.monotonic() < ends_at_s:
+    while (excess := Baseline.take().excess_over(before, inside=inside)) and (
+        time.monotonic() < ends_at_s
+    ):
         time.sleep(0.02)
     assert not excess, f"left behind: {excess}"

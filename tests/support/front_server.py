@@ -26,6 +26,7 @@ from protos import inference_pb2 as pb
 from protos.control_codec import ledger_from_proto, server_info_from_proto
 from protos.messages import LedgerAudit, ServerInfo
 from protos.tokens import pack_token_ids
+from tests.support.executor_baseline import Baseline, nothing_of
 from tests.support.processes import command_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,6 +82,7 @@ class FrontServer:
         config = write_config(folder, engine=engine, more=more)
         self.secret = load_secret(folder / "secret")
         self.log = folder / "log"
+        self._before = Baseline.take()
         reader, writer = os.pipe()
         command = (sys.executable, "-m", "generation_server", "--config", str(config))
         with self.log.open("wb") as log:
@@ -166,12 +168,14 @@ class FrontServer:
         return answers
 
     def end(self, within_s: float = 20.0) -> int:
-        """The exit status, once all that was ever seen below it is gone."""
+        """The exit status, once all that was ever seen below it is gone, files too. Descriptors
+        end with their process; what they hold of the test's is seen at the end of its stdout."""
         code = self.process.wait(within_s)
         _, alive = psutil.wait_procs(self._seen, 10)
         for process in alive:
             process.kill()
         assert not alive, f"left behind: {alive}"
+        nothing_of({process.pid for process in self._seen}, self._before)
         assert self.process.stdout is not None
         with self.process.stdout as stdout:
             assert stdout.read() == b""

@@ -1,4 +1,8 @@
-"""Tests of the executor, its worlds and its text workers leave nothing behind, each of them."""
+"""No test over real processes leaves anything behind.
+
+In the executor's own the test's process has the executor in it, and must be as it was too; in
+others it is a client, and what it started must be gone.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,5 @@ AREAS = ("test_executor_", "test_world_", "test_post_")
 
 @pytest.fixture(autouse=True)
 def leave_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
-    if not request.path.name.startswith(AREAS):
-        yield
-        return
-    with nothing_left():
+    with nothing_left(inside=request.path.name.startswith(AREAS)):
         yield
