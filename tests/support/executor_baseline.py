@@ -28,12 +28,16 @@ from pathlib import Path
 
 import psutil
 
+from common.scratch import _lock, sweep
+
 SETTLE_S_MAX = 5.0
 MARK = "BATON_TEST_MARK"
 SHARED = ("/dev/shm/*", "/tmp/hydra_hwloc_xmlfile_*")
 SCRATCH = "baton-*"
 SHARED_TMP = Path(tempfile.gettempdir())
 """Where short paths lie, and whatever else is not told of our own folder."""
+OWN_TMP, SHORT_TMP = "bt-", Path("/tmp")
+"""Ray's sockets lie deep in it, and their paths must not be long."""
 LOOK_EVERY_S = 0.05
 CLUSTERS: set[int] = set()
 """Processes at the roots of clusters that the session runs."""
@@ -46,7 +50,9 @@ def mark_anew() -> None:
     """What starts from here on is this process's, and nobody else's."""
     os.environ[MARK] = secrets.token_hex(16)
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED_TMP))  # kept for whoever reads it
-    folder = tempfile.mkdtemp(prefix="bt", dir="/tmp")
+    sweep(OWN_TMP, SHORT_TMP)
+    folder = tempfile.mkdtemp(prefix=OWN_TMP, dir=SHORT_TMP)
+    _lock(Path(folder))  # until we end: what a killed run leaves is swept by the next
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
