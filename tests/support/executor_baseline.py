@@ -32,6 +32,8 @@ from common.scratch import _lock, sweep
 
 SETTLE_S_MAX = 5.0
 MARK = "BATON_TEST_MARK"
+RUN = "BATON_TEST_RUN"
+"""The mark of the whole run, of which a part may have a mark of its own."""
 SHARED = ("/dev/shm/*", "/tmp/hydra_hwloc_xmlfile_*")
 SCRATCH = "baton-*"
 SHARED_TMP = Path(tempfile.gettempdir())
@@ -43,12 +45,13 @@ CLUSTERS: set[int] = set()
 """Processes at the roots of clusters that the session runs."""
 OURS_IN_A_CLUSTER = ("executor.", "RankAgent")
 STRANGERS: set[str] = set()
-"""Shared memory that processes without our mark were seen to hold."""
+"""Shared memory that processes of no part of this run were seen to hold."""
 
 
 def mark_anew() -> None:
     """What starts from here on is this process's, and nobody else's."""
     os.environ[MARK] = secrets.token_hex(16)
+    os.environ.setdefault(RUN, os.environ[MARK])
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED_TMP))  # kept for whoever reads it
     sweep(OWN_TMP, SHORT_TMP)
     folder = tempfile.mkdtemp(prefix=OWN_TMP, dir=SHORT_TMP)
@@ -183,7 +186,7 @@ class _Onlooker(threading.Thread):
     def run(self) -> None:
         while not self._is_over.wait(LOOK_EVERY_S):
             fresh = [name for name in _shared_memory() if name not in self._known]
-            ours = _marked(f"{MARK}={os.environ[MARK]}".encode()) if fresh else set()
+            ours = _marked(f"{RUN}={os.environ[RUN]}".encode()) if fresh else set()
             for name, holders in _holders(fresh).items():
                 if holders:
                     self._known.add(name)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import executor_baseline
-from tests.support.executor_baseline import MARK, Baseline, nothing_left, nothing_of
+from tests.support.executor_baseline import RUN, Baseline, nothing_left, nothing_of
 
 pytestmark = pytest.mark.system
 Undo = Callable[[], object]
@@ -35,7 +35,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def program(text: str, mark: str = "") -> str:
     """What it prints; it was killed after."""
-    environment = {**os.environ, MARK: mark or os.environ[MARK]}
+    environment = {**os.environ, RUN: mark or os.environ[RUN]}
     with subprocess.Popen(
         [sys.executable, "-c", text], env=environment, stdout=subprocess.PIPE, text=True
     ) as process:
