@@ -1,10 +1,24 @@
-"""Tests that need a GPU are not collected where there is none, and listed as not run."""
+"""What holds for every test: those that need a GPU are not collected where there is none, and
+listed as not run; and the garbage collector leaves alone what the session has loaded."""
 
 from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
 
 import pytest
 
 _NOT_RUN = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cheap_collections() -> Iterator[None]:
+    """The checks for leaks collect garbage around each test: half a second each, were torch and
+    thousands of collected tests looked through every time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
