@@ -43,6 +43,8 @@ OWN_TMP, SHORT_TMP = "bt-", Path("/tmp")
 LOOK_EVERY_S = 0.05
 CLUSTERS: set[int] = set()
 """Processes at the roots of clusters that the session runs."""
+PYTHONS_OWN = "from multiprocessing.resource_tracker import"
+"""A process that tests start by `multiprocessing` has this one started, for good."""
 OURS_IN_A_CLUSTER = ("executor.", "RankAgent")
 STRANGERS: set[str] = set()
 """Shared memory that processes of no part of this run were seen to hold."""
@@ -117,6 +119,8 @@ def _own_processes() -> Iterator[str]:
             process = psutil.Process(pid)
             command = " ".join(process.cmdline())[:200]
             if pid not in descendants and process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if PYTHONS_OWN in command:
                 continue
             if pid not in in_clusters or any(word in command for word in OURS_IN_A_CLUSTER):
                 yield f"{pid} {command}"
