@@ -68,15 +68,22 @@ class Packer:
         return msgspec.Raw(body)
 
 
+def encoded(message: object, bytes_max: int) -> tuple[bytes, str]:
+    """The bytes that will cross, and why they cannot; empty where they can. Never raises."""
+    try:
+        body = _ENCODER.encode(message)
+    except Exception as error:  # msgspec's own kinds, and whatever a strange object raises
+        return b"", f"it cannot be encoded: {describe(error)}"
+    if len(body) > bytes_max:
+        return body, f"it has {len(body)} bytes, and a message may have {bytes_max}"
+    return body, ""
+
+
 def packed_answers(message: ToProxy, bytes_max: int) -> list[msgspec.Raw]:
     """In order; more than one where the message has to be told in parts, none where nothing of
     it can be told. Never raises on account of the message."""
-    try:
-        body = _ENCODER.encode(message)
-        problem = f"it has {len(body)} bytes, and a message may have {bytes_max}"
-    except Exception as error:
-        body, problem = b"", f"it cannot be encoded: {describe(error)}"
-    if body and len(body) <= bytes_max:
+    body, problem = encoded(message, bytes_max)
+    if not problem:
         return [msgspec.Raw(body)]
     match message:
         case Reply() | LoadReply() | AuditReply() | CallReply() | KvSnapshotReply():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from executor.engine.seam import EngineOutput
 from executor.home import Home
-from executor.ledger import Event, Ledger, Outcome, State
+from executor.ledger import LIVE, Event, Ledger, Outcome, State
 from executor.messages import Cancel, Release, Submit
 from executor.post.messages import Answer, Lease, PostChunk, lease_of
 from executor.post.posted import PostedText
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _TOKENS, _APPLIED = Event.TOKENS, Outcome.APPLIED
 """Asked once per token: looking an enum's member up is slow before Python 3.12."""
-_IN_LEDGER = (State.REGISTERED, State.SENT, State.RUNNING, State.STREAMING, State.CANCELLING)
 UNAWAITED_CALL = 0
 """The call id of a control message whose answer nobody waits for."""
 
@@ -120,7 +119,7 @@ class LiveRequests:
         live = self._live.pop(client_id, None)
         if self._post is not None and (live is None or isinstance(live.text, PostedText)):
             self._post.forget(client_id)
-        if self.ledger.state(client_id) in _IN_LEDGER:
+        if self.ledger.state(client_id) in LIVE:
             self.ledger.apply(client_id, Event.FAIL)
 
     def _text_for(self, client_id: int, params: TextParams) -> Postprocessor | PostedText:

@@ -6,24 +6,17 @@ that is too large, or cannot be encoded, is the failure of its request and of no
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
+from executor.packing import encoded
 from executor.post.messages import Answer, lease_of
-from protos.errors import RequestFailedError, describe
-
-_ENCODER: Final = msgspec.msgpack.Encoder()
+from protos.errors import RequestFailedError
 
 
 def packed_answers(answer: Answer, bytes_max: int) -> list[msgspec.Raw]:
     """In order. Never raises on account of what a tokenizer has said."""
-    try:
-        body = _ENCODER.encode(answer)
-        problem = f"it has {len(body)} bytes, and a message may have {bytes_max}"
-    except Exception as error:
-        body, problem = b"", f"it cannot be encoded: {describe(error)}"
-    if body and len(body) <= bytes_max:
+    body, problem = encoded(answer, bytes_max)
+    if not problem:
         return [msgspec.Raw(body)]
     parts = _parts(answer, f"the text cannot be sent: {problem}", bytes_max)
     return [raw for part in parts for raw in packed_answers(part, bytes_max)]

@@ -8,6 +8,7 @@ import msgspec
 
 from executor.engine.control import Deferred, Method, call_method
 from executor.engine.seam import EngineRequest
+from executor.packing import encoded
 from protos.errors import BatonError, ErrorData, InternalError, RequestFailedError, describe
 
 LINK = "leader"
@@ -71,12 +72,8 @@ class RankValue(msgspec.Struct, frozen=True, array_like=True):
 def packed(message: object, field: str, method: str, bytes_max: int) -> msgspec.Raw:
     """The bytes that will cross, made by who offers them: what one call has too much of, or what
     cannot be encoded, is that call's RequestFailedError and never the end of a link."""
-    try:
-        body = msgspec.msgpack.encode(message)
-        problem = f"it has {len(body)} bytes, and a message may have {bytes_max}"
-    except Exception as error:  # msgspec's own kinds, and whatever a strange object raises
-        body, problem = b"", f"it cannot be encoded: {describe(error)}"
-    if body and len(body) <= bytes_max:
+    body, problem = encoded(message, bytes_max)
+    if not problem:
         return msgspec.Raw(body)
     raise RequestFailedError(
         f"the {field} of {method} cannot be sent: {problem}",

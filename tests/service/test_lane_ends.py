@@ -7,6 +7,7 @@ import os
 import resource
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -17,7 +18,7 @@ from executor.ipc import TO_PROXY, FrameOpener, FrameReceiver, open_pair
 from executor.lane import LaneSpec
 from executor.lanes import Lanes
 from executor.messages import Heartbeat, LaneClosed, Outputs, ToProxy
-from executor.worker_lane import FULL_BACKLOGS_MAX
+from executor.worker_lane import BACKLOG_BYTES_MAX, FULL_BACKLOGS_MAX
 from executor.world.frames import SocketBounds
 from executor.world.leading import Leading
 from executor.world.messages import LaneOpened, OpenLane
@@ -39,18 +40,27 @@ def spec(folder: Path, frontend_id: int, silence_s: float = 0.0) -> LaneSpec:
     )
 
 
-def test_a_frontend_that_did_not_read_is_told_why_its_lane_is_closed(tmp_path: Path) -> None:
-    """Bug: its queue was full, so the word of the closing was dropped too. A frontend whose own
-    loop had stood still for 7 s then blamed a healthy worker: "has said nothing for 4.0 s"."""
-    lanes = Lanes(
-        Inbox(64),
-        clock=time.monotonic,
+def lanes_of(
+    inbox: Inbox,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    backlog_bytes_max: int = BACKLOG_BYTES_MAX,
+) -> Lanes:
+    return Lanes(
+        inbox,
+        clock=clock,
         is_stopping=lambda: False,
         queue_messages_max=MESSAGES_MAX,
         message_bytes_max=BYTES_MAX,
         look_s=LOOK_S,
-        backlog_bytes_max=BYTES_MAX,
+        backlog_bytes_max=backlog_bytes_max,
     )
+
+
+def test_a_frontend_that_did_not_read_is_told_why_its_lane_is_closed(tmp_path: Path) -> None:
+    """Bug: its queue was full, so the word of the closing was dropped too. A frontend whose own
+    loop had stood still for 7 s then blamed a healthy worker: "has said nothing for 4.0 s"."""
+    lanes = lanes_of(Inbox(64), backlog_bytes_max=BYTES_MAX)
     lane = spec(tmp_path, 3)
     lanes.open(lane)
     receiving = threading.Thread(target=lanes.receive_until_closed)
@@ -90,14 +100,7 @@ def test_a_short_block_of_a_frontends_loop_costs_nothing(tmp_path: Path) -> None
     """Bug: the backlog was bounded by a number of messages, so 2 s of a blocked loop beside a fast
     engine (2,000 small messages a second) ended that frontend's executor for good. Whoever
     reads again gets all of it in order, also while the engine has something else to do."""
-    lanes = Lanes(
-        Inbox(64),
-        clock=time.monotonic,
-        is_stopping=lambda: False,
-        queue_messages_max=MESSAGES_MAX,
-        message_bytes_max=BYTES_MAX,
-        look_s=LOOK_S,
-    )
+    lanes = lanes_of(Inbox(64))
     lane, num_all = spec(tmp_path, 3), 5000
     lanes.open(lane)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -133,15 +136,7 @@ def test_backlogs_are_bounded_in_all_and_who_holds_most_ends(tmp_path: Path) -> 
     """Guards the worker's memory: a thousand frontends, each just under its own bound. And a bug:
     lanes that were closed before anything was received kept the end of all waiting for ever."""
     inbox = Inbox(64)
-    lanes = Lanes(
-        inbox,
-        clock=time.monotonic,
-        is_stopping=lambda: False,
-        queue_messages_max=MESSAGES_MAX,
-        message_bytes_max=BYTES_MAX,
-        look_s=LOOK_S,
-        backlog_bytes_max=10_000,
-    )
+    lanes = lanes_of(inbox, backlog_bytes_max=10_000)
     tenth = Outputs((), (EngineOutput(request_id=1, token_ids=(1,) * 850),))  # of the own bound
     all_of_them = range(1, FULL_BACKLOGS_MAX + 2)
     try:
@@ -167,14 +162,7 @@ def test_no_frontend_is_blamed_for_a_standstill_of_rank_0(tmp_path: Path) -> Non
     it read what lay in their sockets. Who really says nothing still loses its lane."""
     now_s = 100.0
     inbox, silence_s = Inbox(64), 20 * LOOK_S
-    lanes = Lanes(
-        inbox,
-        clock=lambda: now_s,
-        is_stopping=lambda: False,
-        queue_messages_max=MESSAGES_MAX,
-        message_bytes_max=BYTES_MAX,
-        look_s=LOOK_S,
-    )
+    lanes = lanes_of(inbox, clock=lambda: now_s)
     lanes.open(spec(tmp_path, 3, silence_s))
     lanes.open(spec(tmp_path, 4))  # its owner sees whether it lives
     receiving = threading.Thread(target=lanes.receive_until_closed)
